@@ -1,0 +1,50 @@
+"""What a plan decides: a layout for every value, a fate for every saved storage, a tier for optimizer state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from shardwright.ir.placements import Layout, Mesh
+
+__all__ = ["Decisions", "Fate", "Gather", "Tier"]
+
+
+class Fate(StrEnum):
+    """What becomes of a storage made in forward that backward reads. A storage without a fate is kept."""
+
+    KEEP = "keep"
+    RECOMPUTE = "recompute"
+    """Freed after its last use in forward; its operator runs again in backward, before the first use there."""
+    OFFLOAD = "offload"
+    """Copied to host after its last use in forward, copied back before its first use in backward."""
+
+
+class Gather(StrEnum):
+    """What becomes of the gathered copy of a split parameter between forward and backward."""
+
+    AGAIN = "again"
+    """Freed after forward, gathered again in backward (FSDP's reshard_after_forward)."""
+    KEEP = "keep"
+
+
+class Tier(StrEnum):
+    DEVICE = "device"
+    HOST = "host"
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Everything the rewriter needs beside the graph. Names are those of the captured graph."""
+
+    mesh: Mesh
+    layouts: Mapping[str, Layout]
+    """Every value: as its operator makes it; for parameters, buffers and inputs: at rest.
+    A parameter's gradient and optimizer state have the layout of the parameter at rest."""
+    reads: Mapping[str, tuple[Layout, ...]]
+    """`Node.name` to the layouts in which the node reads its operands, in the order of `Node.operands`."""
+    fates: Mapping[str, Fate] = field(default_factory=dict)
+    """By the value that made the storage (never a view)."""
+    gathers: Mapping[str, Gather] = field(default_factory=dict)
+    """By parameter; those not named are gathered again."""
+    tiers: Mapping[str, Tier] = field(default_factory=dict)
+    """Where a parameter's optimizer state lives; those not named: on the device."""

@@ -1,0 +1,59 @@
+"""The one tree of exceptions a user can meet. Every message says: expected, found, where, what to do."""
+
+__all__ = [
+    "CaptureError",
+    "ClusterError",
+    "GraphError",
+    "InfeasibleError",
+    "InputError",
+    "PlanError",
+    "RuleError",
+    "ShardwrightError",
+    "StalePlanError",
+    "TargetError",
+    "TextError",
+]
+
+
+class ShardwrightError(Exception):
+    """Root of all errors that are the user's to mend; the command line prints it without a traceback."""
+
+
+class TextError(ShardwrightError):
+    """A graph, plan or cluster text that cannot be read; the message shows the line with a caret."""
+
+
+class GraphError(ShardwrightError):
+    """A graph that breaks a rule of the IR."""
+
+
+class ClusterError(ShardwrightError):
+    """A cluster description that is unknown or incomplete."""
+
+
+class PlanError(ShardwrightError):
+    """A plan that is not legal, or no longer fits."""
+
+
+class StalePlanError(PlanError):
+    """A plan made for something else: the message names the fields that differ."""
+
+
+class TargetError(ShardwrightError):
+    """A TARGET that cannot be imported, raises, or returns the wrong thing."""
+
+
+class CaptureError(ShardwrightError):
+    """A model that cannot be captured; names module path and source line."""
+
+
+class RuleError(ShardwrightError):
+    """An operator without a sharding rule."""
+
+
+class InputError(ShardwrightError):
+    """Inputs at run time that are not what was planned."""
+
+
+class InfeasibleError(ShardwrightError):
+    """No plan fits the budget; carries what would."""

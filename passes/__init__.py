@@ -1,0 +1,1 @@
+"""Graph to graph: lifetimes, prices, rewriting, replay. Knows neither torch nor a solver."""

@@ -1,0 +1,1 @@
+"""Deciding: problem, formulation, solve, candidates; the public API and the command line."""

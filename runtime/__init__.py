@@ -1,0 +1,1 @@
+"""Everything that touches torch: capture, rules, measuring, emission, the module that trains."""
