@@ -34,6 +34,8 @@ class Link:
     """One direction, per rank, as a ring reaches it with large messages."""
     latency_seconds: float
     """Of one step of a ring."""
+    overlap: float
+    """Share of a collective's time that can hide behind compute: 1 with engines of its own, less on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,19 @@ Operators of ours, all with the axis by name so that one text serves every rank:
 | --- | --- |
 | `mesh.all_gather(x, axis)` | starts; result stacks the ranks' parts on dim 0 |
 | `mesh.reduce_scatter(x, axis, reduce)` | starts; x stacks the parts on dim 0, each rank gets the reduced part |
-| `mesh.all_reduce(x, axis, reduce)` | starts; result has x's type; x may be overwritten and is dead afterwards |
+| `mesh.all_reduce(x, axis, reduce)` | starts; a fresh tensor of x's type |
+| `mesh.all_reduce_(x, axis, reduce)` | the same in place: the result is x's storage |
 | `mesh.all_to_all(x, axis)` | starts; dim 0 of x stacks what goes to each rank, the result what came |
-| `mesh.wait(h)` | the finished result of a start; shares its storage |
+| `mesh.wait(h, x)` | the finished result of a start; shares h's storage; x, what was sent, lives until here |
 | `mesh.own(x, axis, dim, outer)` | this rank's part of a whole dim, as a fresh dense tensor |
-| `mesh.merge(x, n, dim, outer)` | n parts stacked on dim 0 to one whole along `dim` (a view when dim is 0 and outer 1) |
+| `mesh.merge(x, n, dim, outer)` | n parts stacked on dim 0 to one whole along `dim`; a view for (0, 1) |
 | `mesh.stack(x, n, dim, outer)` | inverse of merge |
 | `mesh.coordinate(axis)` | this rank's index on the axis, an i64 scalar |
 | `mesh.pack(x...)` | one flat buffer with all of them, in order |
 | `mesh.unpack(buffer, shapes)` | its inverse; results are views of the buffer |
 | `tier.offload(x, tier)` | starts a copy of x to `host`; the result is the copy and lives there |
 | `tier.reload(h)` | starts the copy back; the result is a device tensor |
-| `tier.wait(h)` | the finished copy; shares its storage |
+| `tier.wait(h, x)` | the finished copy; shares h's storage; x, what was copied, lives until here |
 """
 
 from typing import Final
@@ -45,7 +46,7 @@ VIEW_OPS: Final = frozenset(
         "unbind.int", "detach.default", "alias.default", "as_strided.default", "narrow.default",
         "diagonal.default", "view.dtype", "unfold.default", "lift_fresh.default",
     )
-) | {"mesh.wait", "mesh.unpack", "tier.wait"}  # fmt: skip
+) | {"mesh.wait", "mesh.unpack", "mesh.all_reduce_", "tier.wait"}  # fmt: skip
 """Results share the storage of the first operand."""
 
 RANDOM_OPS: Final = frozenset(
@@ -67,7 +68,9 @@ SHAPE_ARGUMENT: Final[dict[str, int]] = {
 }  # fmt: skip
 """Position of the argument that equals the shape of the (only) result: localised from the result's type."""
 
-COLLECTIVES: Final = frozenset({"mesh.all_gather", "mesh.reduce_scatter", "mesh.all_reduce", "mesh.all_to_all"})
+COLLECTIVES: Final = frozenset(
+    {"mesh.all_gather", "mesh.reduce_scatter", "mesh.all_reduce", "mesh.all_reduce_", "mesh.all_to_all"}
+)
 
 
 def is_view(op: str) -> bool:

@@ -1,6 +1,7 @@
 """Placements and layouts print as DTensor prints them and parse back; local shapes follow even splits."""
 
 import pytest
+
 from shardwright.ir import Mesh, Shard, Strided, TextError, divides, format_layout, local_shape, parse_layout
 
 MESH = Mesh(("dp", "tp"), (2, 3))
