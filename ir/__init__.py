@@ -1,5 +1,6 @@
 """What a graph, a cluster and a plan are, and their text. Knows neither torch nor a solver."""
 
+from shardwright.ir.cluster import Cluster, Device, Host, Link
 from shardwright.ir.decisions import Decisions, Fate, Gather, Tier
 from shardwright.ir.errors import (
     CaptureError,
@@ -36,17 +37,21 @@ __all__ = [
     "DTYPE_BYTES",
     "Arg",
     "CaptureError",
+    "Cluster",
     "ClusterError",
     "Decisions",
+    "Device",
     "Fate",
     "Gather",
     "Graph",
     "GraphError",
     "InfeasibleError",
+    "Host",
     "Input",
     "InputError",
     "InputKind",
     "Layout",
+    "Link",
     "Mesh",
     "Node",
     "Partial",

@@ -1,0 +1,147 @@
+"""Plan to text. `plan_parse` is the inverse; the text of one plan is always the same, byte for byte.
+
+A header, then one line per decision, folded over layers by globs; layouts that `plan_defaults` derives are left out.
+Numbers are exact; the remark after `#` gives them rounded, for people.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+from shardwright.ir.decisions import Decisions, Fate
+from shardwright.ir.errors import PlanError
+from shardwright.ir.globs import NameIndex, fold_names
+from shardwright.ir.graph import Graph, InputKind, Phase
+from shardwright.ir.names import closest, quote
+from shardwright.ir.ops import is_view
+from shardwright.ir.placements import Layout, format_layout
+from shardwright.ir.plan import FORMAT_VERSION, Baseline, Certificate, Plan, Prediction
+from shardwright.ir.plan_defaults import default_layout, default_reads
+from shardwright.ir.units import exact_percent, exact_seconds, exact_size, format_seconds, format_size
+
+__all__ = ["ABSENT", "FATE_KEYS", "PlanNames", "print_plan"]
+
+ABSENT: Final = "none"
+"""Stands where a value has no layout or a node no reads: plans of a part of the graph."""
+
+FATE_KEYS: Final[Mapping[Fate, tuple[str, str]]] = {
+    Fate.KEEP: ("keep", ""),
+    Fate.RECOMPUTE: ("recompute", ""),
+    Fate.OFFLOAD: ("offload", "host"),
+}
+"""Fate to the key of its line and what follows the name."""
+
+_T = TypeVar("_T")
+_WORD: Final = re.compile(r"[A-Za-z0-9_.:/+~@*-]+")
+_KEY_WIDTH: Final = 9
+_NAME_WIDTH: Final = 44
+
+
+class PlanNames:
+    """Which names of a graph each kind of decision is about."""
+
+    def __init__(self, graph: Graph) -> None:
+        results = [result for node in graph.nodes for result in node.results]
+        self.values = NameIndex((*(given.name for given in graph.inputs), *results))
+        self.nodes = NameIndex(node.name for node in graph.nodes if node.results)
+        forward = (node for node in graph.nodes if node.phase is Phase.FORWARD and not is_view(node.op))
+        self.storages = NameIndex(result for node in forward for result in node.results)
+        self.weights = NameIndex(graph.inputs_of(InputKind.PARAM, InputKind.FROZEN))
+        self.params = NameIndex(graph.inputs_of(InputKind.PARAM))
+
+
+def print_plan(plan: Plan, graph: Graph) -> str:
+    """The text of a plan for `graph`. Raises PlanError for decisions about what the graph does not have."""
+    names, decisions = PlanNames(graph), plan.decisions
+    blocks = [
+        _header(plan),
+        _layout_lines(decisions, graph, names),
+        _read_lines(decisions, graph, names),
+        _fate_lines(decisions, names),
+        _map_lines("gather", decisions.gathers, names.weights, lambda gather: gather.value),
+        _map_lines("state", decisions.tiers, names.params, lambda tier: tier.value),
+        [_prediction(plan.prediction), *_certificate(plan.certificate), *map(_baseline, plan.baselines)],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n\nend\n"
+
+
+def _line(key: str, *parts: str) -> str:
+    return f"{key:<{_KEY_WIDTH}} {'  '.join(part for part in parts if part)}".rstrip()
+
+
+def _word(text: str) -> str:
+    return text if _WORD.fullmatch(text) else quote(text)
+
+
+def _fields(**fields: str) -> str:
+    return ", ".join(f"{key} {value}" for key, value in fields.items())
+
+
+def _header(plan: Plan) -> list[str]:
+    identity, budget = plan.identity, plan.budget
+    what = _fields(
+        mode=_word(identity.mode),
+        loss=_word(identity.loss),
+        optimizer=_word(identity.optimizer),
+        dtype=_word(identity.dtype),
+        seed=str(identity.seed),
+        accumulate=str(identity.accumulate),
+    )
+    size = _fields(device=exact_size(budget.device_bytes), host=exact_size(budget.host_bytes))
+    mesh = ", ".join(f"{_word(a)}={n}" for a, n in zip(plan.decisions.mesh.axes, plan.decisions.mesh.sizes, strict=True))
+    return [
+        f"plan {FORMAT_VERSION}",
+        _line("target", quote(plan.target), ", ".join(f"{_word(name)} {_word(v)}" for name, v in plan.versions)),
+        _line("graph", _word(identity.graph_hash), what),
+        _line("inputs", ", ".join(f"{_word(spec.name)} {spec.type}" for spec in identity.inputs)),
+        _line("cluster", quote(plan.cluster), f"mesh ({mesh})"),
+        _line("budget", size),
+    ]
+
+
+def _prediction(found: Prediction) -> str:
+    step = f"{exact_seconds(found.step_seconds)} ±{exact_percent(found.error_fraction)}"
+    exact = _fields(step=step, device=exact_size(found.device_bytes), host=exact_size(found.host_bytes))
+    device, host = format_size(found.device_bytes), format_size(found.host_bytes)
+    return _line("predict", exact, f"# {format_seconds(found.step_seconds)}, {device}, {host}")
+
+
+def _certificate(found: Certificate | None) -> list[str]:
+    if found is None:
+        return []
+    exact = _fields(
+        objective=exact_seconds(found.objective_seconds),
+        bound=exact_seconds(found.bound_seconds),
+        space=quote(found.space),
+        engine=_word(found.engine),
+    )
+    return [_line("certify", exact + (", interrupted" if found.interrupted else ""), f"# gap {found.gap:.2%}")]
+
+
+def _baseline(found: Baseline) -> str:
+    seconds = "n/a" if found.step_seconds is None else exact_seconds(found.step_seconds)
+    size = "n/a" if found.device_bytes is None else exact_size(found.device_bytes)
+    rounded = [
+        *([] if found.step_seconds is None else [format_seconds(found.step_seconds)]),
+        *([] if found.device_bytes is None else [format_size(found.device_bytes)]),
+    ]
+    remark = f"# {', '.join(rounded)}" if rounded else ""
+    return _line("baseline", f"{_word(found.name):<20}", seconds, size, quote(found.note) if found.note else "", remark)
+
+
+def _layout_lines(decisions: Decisions, graph: Graph, names: PlanNames) -> list[str]:
+    mesh, layouts = decisions.mesh, decisions.layouts
+    _check_known("place", layouts, names.values)
+    whole = default_layout_of_inputs = default_reads_whole(decisions)
+    del default_layout_of_inputs
+    explicit: dict[str, Layout | None] = {}
+    for given in graph.inputs:
+        if layouts.get(given.name) != whole:
+            explicit[given.name] = layouts.get(given.name)
+    for node in graph.nodes:
+        for result in node.results:
+            if layouts.get(result) != default_layout(graph, node, result, decisions.reads.get(node.name), mesh):
+                explicit[result] = layouts.get(result)
+    return _decision_lines(
+        "place", explicit, names.values, layouts.get, lambda layout: ABSENT if layout is None else format_layout(layout)
+    )

@@ -1,0 +1,106 @@
+"""Footprint: the bytes one rank holds at every node of its program, and what they consist of at the peak.
+
+Needs a rank graph, the optimizer's appetite and the tier of each parameter's state. Gives bytes, device and host apart.
+A node's results are allocated while its operands are alive; what dies with a node is freed behind it. Parameters,
+buffers, the batch and optimizer state are there all along. The optimizer's step follows the last node: by then only
+what the caller holds is alive, with the step's temporaries on top.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from shardwright.ir import DTYPE_BYTES, Graph, InputKind, TensorType, Tier
+from shardwright.passes.lifetimes import Storage, lifetimes, rounded
+from shardwright.passes.optimizers import OptimizerSpec, StepKind
+
+__all__ = ["Footprint", "footprint", "stepped"]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of one rank over one step."""
+
+    curve_bytes: tuple[int, ...]
+    """Device bytes while each node runs; the last entry is the optimizer's step."""
+    peak_position: int
+    """Index into `curve_bytes` of the first largest entry."""
+    peak_storages: tuple[Storage, ...]
+    """Device storages alive there, optimizer state included, largest first."""
+    host_curve_bytes: tuple[int, ...]
+    """Host bytes, as `curve_bytes`."""
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.curve_bytes[self.peak_position]
+
+    @property
+    def host_peak_bytes(self) -> int:
+        return max(self.host_curve_bytes)
+
+
+def footprint(
+    graph: Graph, optimizer: OptimizerSpec, step_kind: StepKind, tiers: Mapping[str, Tier], block_bytes: int
+) -> Footprint:
+    """Memory of one rank; `tiers` names parameters whose state is not on the device.
+
+    A parameter whose state is on the host is stepped there, alone: its value and gradient are staged beside the state.
+    """
+    end = len(graph.nodes)
+    on_host = {name for name in stepped(graph) if tiers.get(name, Tier.DEVICE) is Tier.HOST}
+    storages = (
+        *lifetimes(graph, block_bytes).storages,
+        *(_state(graph, name, optimizer, name in on_host, block_bytes) for name in stepped(graph)),
+        _step(graph, [name for name in stepped(graph) if name not in on_host], optimizer, step_kind),
+        _host_step(graph, on_host, optimizer),
+    )
+    curve = _curve((s for s in storages if not s.on_host), end)
+    position = curve.index(max(curve))
+    alive = (s for s in storages if not s.on_host and s.num_bytes and s.birth <= position <= s.death)
+    return Footprint(
+        curve_bytes=curve,
+        peak_position=position,
+        peak_storages=tuple(sorted(alive, key=lambda s: (-s.num_bytes, s.name))),
+        host_curve_bytes=_curve((s for s in storages if s.on_host), end),
+    )
+
+
+def stepped(graph: Graph) -> tuple[str, ...]:
+    """Parameters that the optimizer steps: those with a gradient. Others never get state."""
+    return tuple(name for name in graph.inputs_of(InputKind.PARAM) if name in graph.gradients)
+
+
+def _curve(storages: Iterable[Storage], end: int) -> tuple[int, ...]:
+    """Bytes alive at each position from 0 to `end`."""
+    change = [0] * (end + 2)
+    for storage in storages:
+        change[max(storage.birth, 0)] += storage.num_bytes
+        change[storage.death + 1] -= storage.num_bytes
+    return tuple(accumulate(change[: end + 1]))
+
+
+def _state(graph: Graph, parameter: str, optimizer: OptimizerSpec, on_host: bool, block_bytes: int) -> Storage:
+    block = 1 if on_host else block_bytes
+    tensors = optimizer.num_state_tensors * rounded(graph.types[parameter].num_bytes, block)
+    scalars = optimizer.num_scalars * rounded(DTYPE_BYTES["f32"], block)
+    return Storage(f"state({parameter})", tensors + scalars, -1, len(graph.nodes), on_host)
+
+
+def _step(graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec, step_kind: StepKind) -> Storage:
+    """Temporaries of stepping these parameters on the device, those of each dtype after the other."""
+    sizes: dict[str, list[int]] = {}
+    for parameter in parameters:
+        kind = graph.types[parameter]
+        sizes.setdefault(kind.dtype, []).append(kind.num_elements)
+    num_bytes = max((optimizer.temporary_bytes(n, DTYPE_BYTES[d], step_kind) for d, n in sizes.items()), default=0)
+    return Storage("optimizer step", num_bytes, len(graph.nodes), len(graph.nodes), False)
+
+
+def _host_step(graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec) -> Storage:
+    num_bytes = max((_staged_bytes(graph.types[name], optimizer) for name in parameters), default=0)
+    return Storage("optimizer step", num_bytes, len(graph.nodes), len(graph.nodes), True)
+
+
+def _staged_bytes(kind: TensorType, optimizer: OptimizerSpec) -> int:
+    temporaries = optimizer.temporary_bytes((kind.num_elements,), DTYPE_BYTES[kind.dtype], StepKind.LOOP)
+    return 2 * kind.num_bytes + temporaries

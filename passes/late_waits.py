@@ -1,0 +1,190 @@
+"""Late waits: compute waits for a start only where it needs the result.
+
+Needs a rank graph. Gives the same nodes in another order. A wait, with the views and merges of its result, stands right
+before the first node that reads it. Nothing leaves its phase.
+
+Some waits are read by nothing that computes: those of gradients, and of copies to the host. They could wait until the
+phase ends, but what was sent lives until then. So they end first in, first out, as soon as more bytes are under way
+than allowed; what was reduced in place holds nothing extra and is free to wait. Where a second reduction follows the
+first (a gradient reduced over two axes), the first ends when the next one has started, so that both axes stay busy.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from shardwright.ir import Graph, Node, Phase
+from shardwright.ir.ops import aliased_operand, is_async_start
+from shardwright.passes.early_starts import REDUCTIONS
+from shardwright.passes.lifetimes import first_backward, storage_roots
+
+__all__ = ["LateWaits"]
+
+_WAITS = frozenset({"mesh.wait", "tier.wait"})
+
+
+@dataclass(frozen=True, slots=True)
+class LateWaits:
+    """Move waits to the first use of what they wait for."""
+
+    name: ClassVar[str] = "late-waits"
+
+    reduce_bytes: int = 64 * 2**20
+    """Whole gradients that live only because their reduction is under way; the newest may exceed it alone."""
+    offload_bytes: int = 256 * 2**20
+    """Storages that live only because their copy to the host is under way; the newest may exceed it alone."""
+
+    def run(self, graph: Graph) -> Graph:
+        return replace(graph, nodes=_Sinking(graph, self.reduce_bytes, self.offload_bytes).run())
+
+
+@dataclass
+class _Sinking:
+    graph: Graph
+    reduce_bytes: int
+    offload_bytes: int
+    emitted: list[int] = field(default_factory=list)
+    """Positions in the given graph, in the new order."""
+    done: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
+    """Positions that were passed, or are tails, and are not emitted yet."""
+    readers: dict[str, list[int]] = field(default_factory=dict)
+    """Storage to held positions that read it, some of them emitted since."""
+    reductions: deque[int] = field(default_factory=deque)
+    """Waits of gradients under way, oldest first."""
+    reducing_bytes: int = 0
+    first_of_two: list[int] = field(default_factory=list)
+    """Waits of gradients under way on which another start hangs."""
+    offloads: deque[int] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.roots = storage_roots(self.graph)
+        self.makers = {r: i for i, node in enumerate(self.graph.nodes) for r in node.results}
+        self.tails = _tails(self.graph, self.makers)
+        self.chained = _chained(self.graph, self.tails)
+        self.lazy = _lazy(self.graph, self.makers) | self.tails
+        self.wait_of = {n.operands[0]: i for i, n in enumerate(self.graph.nodes) if n.op in _WAITS}
+
+    def run(self) -> tuple[Node, ...]:
+        border = first_backward(self.graph)
+        self._hold(self.tails)
+        for position in range(len(self.graph.nodes)):
+            if position == border:
+                self._flush(self.held - self.tails)
+            if position not in self.lazy:
+                self._emit(position)
+            elif position not in self.done and position not in self.tails:
+                self._hold([position])
+                self._count_offload(position)
+        while self.reductions or self.first_of_two:
+            self._release(self.first_of_two.pop() if self.first_of_two else self.reductions.popleft())
+        self._flush(self.held)
+        return tuple(self.graph.nodes[position] for position in self.emitted)
+
+    def _hold(self, positions: Iterable[int]) -> None:
+        for position in positions:
+            self.held.add(position)
+            for name in self.graph.nodes[position].operands:
+                self.readers.setdefault(self.roots[name], []).append(position)
+
+    def _flush(self, positions: set[int]) -> None:
+        for position in sorted(positions):
+            self._emit(position)
+
+    def _emit(self, position: int) -> None:
+        if position in self.done:
+            return
+        node = self.graph.nodes[position]
+        for name in node.operands:
+            if name in self.makers:
+                self._emit(self.makers[name])
+        if node.op == "mesh.all_reduce_":
+            # It overwrites what held nodes still have to read.
+            earlier = self.readers.get(self.roots[node.operands[0]], ())
+            self._flush({p for p in earlier if p < position and p in self.held})
+        if position in self.done:
+            return
+        self.done.add(position)
+        self.held.discard(position)
+        self.emitted.append(position)
+        if node.op in REDUCTIONS:
+            self._count_reduction(node)
+
+    def _count_reduction(self, start: Node) -> None:
+        while self.first_of_two:
+            self._release(self.first_of_two.pop())
+        wait = self.wait_of.get(start.name)
+        if wait is None or wait not in self.tails or wait in self.done:
+            return
+        if wait in self.chained:
+            self.first_of_two.append(wait)
+            return
+        self.reductions.append(wait)
+        self.reducing_bytes += self._sent_bytes(wait)
+        while len(self.reductions) > 1 and self.reducing_bytes > self.reduce_bytes:
+            self._end_oldest()
+
+    def _end_oldest(self) -> None:
+        wait = self.reductions.popleft()
+        self.reducing_bytes -= self._sent_bytes(wait)
+        self._release(wait)
+
+    def _sent_bytes(self, wait: int) -> int:
+        handle, sent = self.graph.nodes[wait].operands
+        return 0 if self.roots[handle] == self.roots[sent] else self.graph.types[sent].num_bytes
+
+    def _release(self, position: int) -> None:
+        """Emit a tail from here up to the next start, as far as it is ready."""
+        if position in self.done:
+            return
+        self._emit(position)
+        node = self.graph.nodes[position]
+        for user in [u for result in node.results for u in self.graph.users.get(result, ())]:
+            ready = all(self.makers.get(name, position) in self.done for name in self.graph.nodes[user].operands)
+            if user in self.tails and ready and self.graph.nodes[user].op not in _WAITS:
+                self._release(user)
+
+    def _count_offload(self, position: int) -> None:
+        wait = self.graph.nodes[position]
+        if wait.op != "tier.wait" or wait.phase is not Phase.FORWARD:
+            return
+        self.offloads.append(position)
+        while len(self.offloads) > 1 and sum(map(self._sent_bytes, self.offloads)) > self.offload_bytes:
+            self._emit(self.offloads.popleft())
+
+
+def _lazy(graph: Graph, makers: dict[str, int]) -> frozenset[int]:
+    """Waits, and views and merges of what they give."""
+    found: set[int] = set()
+    for position, node in enumerate(graph.nodes):
+        moves = aliased_operand(node) is not None or node.op == "mesh.merge"
+        follows = moves and not is_async_start(node.op) and makers.get(node.operands[0]) in found
+        if node.op in _WAITS or follows:
+            found.add(position)
+    return frozenset(found)
+
+
+def _tails(graph: Graph, makers: dict[str, int]) -> frozenset[int]:
+    """Nodes of backward behind the wait of a reduction that lead to gradients and nothing else."""
+    behind: set[int] = set()
+    for position in range(first_backward(graph), len(graph.nodes)):
+        node = graph.nodes[position]
+        ends = node.op == "mesh.wait" and graph.producers[node.operands[0]].op in REDUCTIONS
+        if ends or any(makers.get(name, -1) in behind for name in node.operands):
+            behind.add(position)
+    for position in sorted(behind, reverse=True):
+        users = [user for result in graph.nodes[position].results for user in graph.users.get(result, ())]
+        if not behind.issuperset(users):
+            behind.discard(position)
+    return frozenset(behind)
+
+
+def _chained(graph: Graph, tails: frozenset[int]) -> frozenset[int]:
+    """Those tail nodes on which another start hangs."""
+    found: set[int] = set()
+    for position in sorted(tails, reverse=True):
+        users = {user for result in graph.nodes[position].results for user in graph.users.get(result, ())}
+        if any(user in found or is_async_start(graph.nodes[user].op) for user in users):
+            found.add(position)
+    return frozenset(found)

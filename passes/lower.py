@@ -1,0 +1,249 @@
+"""The rewriter: captured graph and decisions to the rank graph.
+
+Every operator runs on local tensors. Where a node reads a value in another layout than it was made in, the value is
+redistributed right there, once per layout and phase; backward derives again what forward does not keep for it:
+redistributed copies, views of them, recomputed and reloaded storages. Starts and waits stand side by side; moving
+them apart is the business of `schedule`.
+
+Names: a value of the captured graph keeps its name in the layout it is made in; `x~S(0).R` is x in another layout,
+`x~again` what backward made again.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from shardwright.ir import (
+    Decisions,
+    Fate,
+    Gather,
+    Graph,
+    Layout,
+    Node,
+    Phase,
+    PlanError,
+    Ref,
+    TensorType,
+    format_layout,
+    local_shape,
+    replicated,
+)
+from shardwright.ir.graph import Arg
+from shardwright.ir.ops import aliased_operand
+from shardwright.passes.dead_code import without_dead_code
+from shardwright.passes.localize import localize
+from shardwright.passes.redistribute import emit_step, steps
+
+__all__ = ["lower"]
+
+
+def lower(graph: Graph, decisions: Decisions) -> Graph:
+    """The program of one rank, the same text for all ranks.
+
+    Raises PlanError where a decision is missing or cannot be carried out.
+    """
+    return _Lowering(graph, decisions).run()
+
+
+@dataclass
+class _Lowering:
+    graph: Graph
+    decisions: Decisions
+    nodes: list[Node] = field(default_factory=list)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    phase: Phase = Phase.FORWARD
+    _versions: dict[tuple[Phase, str, Layout], str] = field(default_factory=dict)
+    """(phase, value, layout) to its name in the rank graph."""
+    _again: dict[str, str] = field(default_factory=dict)
+    """Forward value to what backward reads in its stead."""
+    _host: dict[str, str] = field(default_factory=dict)
+    """Offloaded value to its host copy."""
+    _origin: Node | None = None
+    """The captured node on whose behalf nodes are written: they inherit module and source."""
+
+    def run(self) -> Graph:
+        for given in self.graph.inputs:
+            self.types[given.name] = self._local_type(given.name)
+        forward = [node for node in self.graph.nodes if node.phase is Phase.FORWARD]
+        for node in forward:
+            self._write(node, node.results)
+        returned = {name: self._returned(name, replicated(self.decisions.mesh)) for name in self._forward_returned()}
+        self._offload()
+        self.phase = Phase.BACKWARD
+        for node in self.graph.nodes[len(forward) :]:
+            self._write(node, node.results)
+        gradients = {param: self._returned(value, self._layout(param)) for param, value in self.graph.gradients.items()}
+        lowered = Graph(
+            name=self.graph.name,
+            inputs=self.graph.inputs,
+            nodes=tuple(self.nodes),
+            types=self.types,
+            loss=returned.get(self.graph.loss, ""),
+            gradients=gradients,
+            updates={name: returned[value] for name, value in self.graph.updates.items()},
+            outputs={path: returned[value] for path, value in self.graph.outputs.items()},
+        )
+        return without_dead_code(lowered)
+
+    def _forward_returned(self) -> tuple[str, ...]:
+        loss = (self.graph.loss,) if self.graph.loss else ()
+        return (*loss, *self.graph.outputs.values(), *self.graph.updates.values())
+
+    def _returned(self, value: str, layout: Layout) -> str:
+        self._origin = self.graph.producers.get(value)
+        return self._read(value, layout)
+
+    def _layout(self, value: str) -> Layout:
+        layout = self.decisions.layouts.get(value)
+        if layout is None:
+            raise PlanError(f"expected a `place` line for {value}, found none; plan again, or add the line")
+        return layout
+
+    def _local_type(self, value: str) -> TensorType:
+        whole = self.graph.types[value]
+        return TensorType(whole.dtype, local_shape(whole.shape, self._layout(value), self.decisions.mesh))
+
+    def _write(self, node: Node, results: tuple[str, ...]) -> None:
+        """One operator on local tensors; its results get the names `results`."""
+        self._origin = node
+        reads = self.decisions.reads.get(node.name)
+        if reads is None or len(reads) != len(node.operands):
+            found = "none" if reads is None else f"{len(reads)}"
+            raise PlanError(
+                f"expected a layout for each of the {len(node.operands)} operands of {node.name}, found {found}"
+            )
+        operands = tuple(self._read(name, layout) for name, layout in zip(node.operands, reads, strict=True))
+        self._origin = node
+        local, types = localize(
+            node.with_operands(operands),
+            tuple(self.types[name] for name in operands),
+            tuple(self.graph.types[name] for name in node.results),
+            tuple(self._layout(name) for name in node.results),
+            self.decisions.mesh,
+        )
+        self.nodes.append(replace(local, results=results, phase=self.phase))
+        self.types.update(zip(results, types, strict=True))
+
+    def _read(self, value: str, layout: Layout) -> str:
+        """The value in a layout, redistributed where needed, once per phase."""
+        source = self._layout(value)
+        if layout == source:
+            return self._made(value)
+        key = (self.phase, value, layout)
+        if key not in self._versions:
+            kept = self._kept_gather(value, layout)
+            self._versions[key] = kept if kept is not None else self._redistribute(value, source, layout)
+        return self._versions[key]
+
+    def _kept_gather(self, value: str, layout: Layout) -> str | None:
+        """Forward's copy of a split parameter, where the plan keeps it for backward."""
+        if self.phase is Phase.FORWARD or self.decisions.gathers.get(value) is not Gather.KEEP:
+            return None
+        return self._versions.get((Phase.FORWARD, value, layout))
+
+    def _redistribute(self, value: str, source: Layout, target: Layout) -> str:
+        current, layout = self._made(value), source
+        local = self.types[current]
+        suffix = format_layout(target).replace(", ", ".").replace(" ", "")
+        stem = f"{value}~{suffix}" + ("~again" if self.phase is Phase.BACKWARD and self._is_forward(value) else "")
+        found = steps(source, target)
+        for number, step in enumerate(found):
+            prefix = stem if number == len(found) - 1 else f"{stem}~{number}"
+            emit = partial(self._emit, prefix)
+            current, local = emit_step(step, current, local, layout, self.decisions.mesh, emit)
+            layout = (*layout[: step.axis], step.target, *layout[step.axis + 1 :])
+        return current
+
+    def _emit(self, prefix: str, op: str, args: tuple[Arg, ...], result: TensorType) -> str:
+        name = f"{prefix}/{op.removeprefix('mesh.')}"
+        module, source = (self._origin.module, self._origin.source) if self._origin else ("", "")
+        self.nodes.append(Node(op, args, (), (name,), self.phase, module, source))
+        self.types[name] = result
+        return name
+
+    def _is_forward(self, value: str) -> bool:
+        node = self.graph.producers.get(value)
+        return node is None or node.phase is Phase.FORWARD
+
+    def _made(self, value: str) -> str:
+        """The value in the layout it is made in, as this phase can reach it."""
+        node = self.graph.producers.get(value)
+        if node is None or self.phase is Phase.FORWARD or node.phase is Phase.BACKWARD:
+            return value
+        if value not in self._again:
+            self._derive(value, node)
+        return self._again[value]
+
+    def _derive(self, value: str, node: Node) -> None:
+        """Let backward have a forward value: kept, reloaded, or its operator run again."""
+        fate = self._fate(value)
+        if fate is Fate.KEEP:
+            self._again[value] = value
+        elif fate is Fate.OFFLOAD:
+            self._again[value] = self._reload(value)
+        else:
+            origin, results = self._origin, tuple(f"{name}~again" for name in node.results)
+            self._write(node, results)
+            self._origin = origin
+            again = dict(zip(node.results, results, strict=True))
+            # Siblings with another fate are not replaced: their own storage is there.
+            self._again.update(
+                {n: a for n, a in again.items() if n not in self._again and self._fate(n) is Fate.RECOMPUTE}
+            )
+
+    def _fate(self, value: str) -> Fate:
+        """Of a value made in forward. A view follows what it is a view of; a view of a redistributed copy, or of
+        something made again, is made again."""
+        node = self.graph.producers.get(value)
+        if node is None:
+            return Fate.KEEP
+        base = aliased_operand(node)
+        if base is None:
+            return self.decisions.fates.get(value, Fate.KEEP)
+        moved = self.decisions.reads[node.name][0] != self._layout(base)
+        if moved and self._view_is_kept(base):
+            return Fate.KEEP
+        return Fate.RECOMPUTE if moved or self._fate(base) is not Fate.KEEP else Fate.KEEP
+
+    def _view_is_kept(self, base: str) -> bool:
+        return base not in self.graph.producers and self.decisions.gathers.get(base) is Gather.KEEP
+
+    def _offload(self) -> None:
+        """Write the copies to host behind the last use of each offloaded storage in forward."""
+        moved = [v for v, fate in self.decisions.fates.items() if fate is Fate.OFFLOAD]
+        if not moved:
+            return
+        last = self._last_uses()
+        after: dict[int, list[Node]] = {}
+        for value in sorted(moved, key=lambda v: (last[v], v)):
+            node = self.graph.producers.get(value)
+            if node is None or aliased_operand(node) is not None:
+                raise PlanError(f"expected the name of a storage that forward makes, found `offload {value}`")
+            host, done = f"{value}~offload", f"{value}~host"
+            self.types[host] = self.types[done] = self.types[value]
+            self._host[value] = done
+            after.setdefault(last[value], []).extend((
+                Node("tier.offload", (Ref(value), "host"), (), (host,), Phase.FORWARD, node.module, node.source),
+                Node("tier.wait", (Ref(host), Ref(value)), (), (done,), Phase.FORWARD, node.module, node.source),
+            ))  # fmt: skip
+        self.nodes = [n for i, node in enumerate(self.nodes) for n in (node, *after.get(i, ()))]
+
+    def _last_uses(self) -> dict[str, int]:
+        """Value to the position of the last forward node that reads it or a view of it, or makes it."""
+        root: dict[str, str] = {}
+        last: dict[str, int] = {}
+        for position, node in enumerate(self.nodes):
+            base = aliased_operand(node)
+            for result in node.results:
+                root[result] = result if base is None else root.get(base, base)
+            for name in (*node.operands, *node.results):
+                last[root.get(name, name)] = position
+        return last
+
+    def _reload(self, value: str) -> str:
+        start, done = f"{value}~reload", f"{value}~again"
+        host = self._host[value]
+        node = self.graph.producers[value]
+        self.types[start] = self.types[done] = self.types[value]
+        self.nodes.append(Node("tier.reload", (Ref(host),), (), (start,), self.phase, node.module, node.source))
+        self.nodes.append(Node("tier.wait", (Ref(start), Ref(host)), (), (done,), self.phase, node.module, node.source))
+        return done

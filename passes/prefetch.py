@@ -1,0 +1,166 @@
+"""Prefetch: parameter gathers and reloads start before compute needs them.
+
+Needs a rank graph whose waits stand at their first use (`late-waits`). Gives the same nodes in another order. On every
+mesh axis, and for copies from the host, starts keep their order and move up to `lookahead_nodes` nodes ahead, as long
+as what has started and is not yet waited for stays within a number of bytes. So memory is bounded, every wait makes
+room for the next start, and nothing leaves its phase.
+
+A parameter gather is one whose operand comes from parameters by data movement alone. What leads to it moves with it;
+where that is itself a gather (a parameter split over two axes) the inner one has a window of its own and goes first.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from shardwright.ir import Graph, InputKind, Node
+from shardwright.ir.ops import aliased_operand, is_collective
+from shardwright.passes.lifetimes import first_backward
+
+__all__ = ["Prefetch", "block_gather_bytes"]
+
+RELOADS = "reload"
+"""Name of the stream of copies from the host; other streams are mesh axes."""
+_COPIES = frozenset({"aten.clone.default", "aten._to_copy.default"})
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Start gathers and reloads early."""
+
+    name: ClassVar[str] = "prefetch"
+
+    gather_bytes: int
+    """Gathered bytes under way on one axis, at most; a larger gather starts where it is needed. 0 moves nothing."""
+    reload_bytes: int = 256 * 2**20
+    """Bytes coming back from the host, at most."""
+    lookahead_nodes: int = 1000
+    """How many nodes before its place a start may stand."""
+
+    def run(self, graph: Graph) -> Graph:
+        return replace(graph, nodes=_Moving(graph, self).run())
+
+
+def block_gather_bytes(graph: Graph) -> int:
+    """Bytes that the parameter gathers of one block bring in on one axis: the largest over blocks, axes and phases.
+
+    A block is a module path up to its first integer segment; gathers outside blocks do not count. A sensible
+    `gather_bytes` is this: one block computes while the next arrives.
+    """
+    totals: dict[tuple[str, str, str], int] = {}
+    for position in _candidates(graph, _from_parameters(graph)):
+        node = graph.nodes[position]
+        block = _block(node.module)
+        if block and is_collective(node.op):
+            key = (block, _stream(node), node.phase.value)
+            totals[key] = totals.get(key, 0) + graph.types[node.name].num_bytes
+    return max(totals.values(), default=0)
+
+
+def _block(module: str) -> str:
+    segments = module.split(".")
+    number = next((i for i, segment in enumerate(segments) if segment.isdecimal()), None)
+    return "" if number is None else ".".join(segments[: number + 1])
+
+
+def _from_parameters(graph: Graph) -> frozenset[int]:
+    """Positions of nodes that move data and read nothing but parameters, buffers and each other."""
+    known = set(graph.inputs_of(InputKind.PARAM, InputKind.FROZEN, InputKind.BUFFER))
+    found = set()
+    for position, node in enumerate(graph.nodes):
+        moves = node.op.startswith("mesh.") or node.op in _COPIES or aliased_operand(node) is not None
+        if moves and node.operands and known.issuperset(node.operands):
+            found.add(position)
+            known.update(node.results)
+    return frozenset(found)
+
+
+def _candidates(graph: Graph, movable: frozenset[int]) -> list[int]:
+    return [
+        position
+        for position, node in enumerate(graph.nodes)
+        if node.op == "tier.reload" or (node.op == "mesh.all_gather" and position in movable)
+    ]
+
+
+def _stream(node: Node) -> str:
+    return str(node.args[1]) if is_collective(node.op) else RELOADS
+
+
+@dataclass
+class _Moving:
+    graph: Graph
+    options: Prefetch
+    emitted: list[int] = field(default_factory=list)
+    done: set[int] = field(default_factory=set)
+    under_way_bytes: dict[str, int] = field(default_factory=dict)
+    """By stream."""
+
+    def __post_init__(self) -> None:
+        self.makers = {r: i for i, node in enumerate(self.graph.nodes) for r in node.results}
+        self.movable = _from_parameters(self.graph)
+        self.border = first_backward(self.graph)
+        self.candidates = frozenset(_candidates(self.graph, self.movable))
+        self.queues: dict[str, list[int]] = {}
+        for position in sorted(self.candidates, reverse=True):
+            self.queues.setdefault(_stream(self.graph.nodes[position]), []).append(position)
+        # Inner gathers first: theirs is the stream that starts first.
+        self.streams = sorted(self.queues, key=lambda stream: self.queues[stream][-1])
+
+    def run(self) -> tuple[Node, ...]:
+        for position in range(len(self.graph.nodes)):
+            while any([self._advance(stream, position) for stream in self.streams]):
+                pass
+            self._emit(position)
+        return tuple(self.graph.nodes[position] for position in self.emitted)
+
+    def _advance(self, stream: str, position: int) -> bool:
+        """Start the next of a stream, if it may stand before the node at `position`."""
+        queue = self.queues[stream]
+        while queue and queue[-1] in self.done:
+            queue.pop()
+        if not queue or not self._may_start(stream, queue[-1], position):
+            return False
+        self._emit(queue.pop())
+        return True
+
+    def _may_start(self, stream: str, start: int, position: int) -> bool:
+        limit = self.options.reload_bytes if stream == RELOADS else self.options.gather_bytes
+        fits = self.under_way_bytes.get(stream, 0) + self._num_bytes(start) <= limit
+        same_phase = (start < self.border) == (position < self.border)
+        near = start - position <= self.options.lookahead_nodes
+        return fits and same_phase and near and self._can_follow(start)
+
+    def _can_follow(self, start: int) -> bool:
+        """Whether all that leads to it is there, or moves with it and is no start of its own."""
+        pending = [start]
+        while pending:
+            for name in self.graph.nodes[pending.pop()].operands:
+                maker = self.makers.get(name)
+                if maker is None or maker in self.done:
+                    continue
+                if maker in self.candidates or maker not in self.movable:
+                    return False
+                pending.append(maker)
+        return True
+
+    def _emit(self, position: int) -> None:
+        if position in self.done:
+            return
+        self.done.add(position)
+        node = self.graph.nodes[position]
+        for name in node.operands:
+            if name in self.makers:
+                self._emit(self.makers[name])
+        self.emitted.append(position)
+        self._count(position, node)
+
+    def _count(self, position: int, node: Node) -> None:
+        started = self.makers.get(node.operands[0]) if node.op in ("mesh.wait", "tier.wait") else None
+        if position in self.candidates:
+            stream = _stream(node)
+            self.under_way_bytes[stream] = self.under_way_bytes.get(stream, 0) + self._num_bytes(position)
+        elif started is not None and started in self.candidates:
+            self.under_way_bytes[_stream(self.graph.nodes[started])] -= self._num_bytes(started)
+
+    def _num_bytes(self, position: int) -> int:
+        return self.graph.types[self.graph.nodes[position].name].num_bytes

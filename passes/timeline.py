@@ -1,0 +1,156 @@
+"""Timeline: when every node of a rank graph runs, on which stream, and what compute waits for.
+
+Needs a rank graph, `Prices` and the cluster's links. Gives seconds from the start of the step.
+
+There is one compute stream, one stream per mesh axis, one for copies to the host and one back. Compute runs its nodes
+in graph order. A start is queued on its stream when compute reaches it and runs when what was queued before is done. A
+wait holds compute until the start is done, and at least for the share of it that the link cannot hide: what compute
+lost while it ran, to cores or memory bandwidth shared with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardwright.ir import Graph, Mesh, Node, Phase
+from shardwright.ir.cluster import Cluster, Link
+from shardwright.ir.ops import is_async_start, is_collective
+from shardwright.passes.collective_model import span_of
+from shardwright.passes.node_prices import NodePrices
+from shardwright.passes.prices import Prices
+
+__all__ = ["COMPUTE", "COPY_IN", "COPY_OUT", "Event", "Timeline", "axis_link", "phase_of", "timeline"]
+
+COMPUTE = "compute"
+COPY_OUT = "copy-out"
+COPY_IN = "copy-in"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that takes time."""
+
+    stream: str
+    """`compute`, the name of a mesh axis, `copy-out`, `copy-in` or `host`."""
+    start_seconds: float
+    end_seconds: float
+    name: str
+    """`Node.name`, or what the optimizer does."""
+    phase: str
+    """`forward`, `backward` or `optimizer`."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Forward and backward of one step."""
+
+    events: tuple[Event, ...]
+    """In the order in which compute reaches them; views and waits take no time and are left out."""
+    end_seconds: float
+    """When the last node is done."""
+    compute_seconds: float
+    """Operators alone, recomputed ones included."""
+    exposed_communication_seconds: float
+    """What compute lost to collectives: end = compute + exposed communication + exposed copies."""
+    exposed_copy_seconds: float
+    """What compute lost to copies between tiers."""
+
+
+def axis_link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
+    """The slowest level that a group of this axis uses: ranks are numbered row-major, node after node."""
+    span = span_of(mesh.sizes, mesh.axes.index(axis), cluster.ranks_per_node)
+    return cluster.inter if span.num_nodes > 1 else cluster.intra
+
+
+def timeline(graph: Graph, mesh: Mesh, prices: Prices, cluster: Cluster) -> Timeline:
+    """Run the graph on a clock."""
+    overlaps = {axis: axis_link(cluster, mesh, axis).overlap for axis in mesh.axes}
+    clock = _Clock(NodePrices(graph, mesh, prices), overlaps)
+    for node in graph.nodes:
+        clock.step(node)
+    return clock.read()
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A start whose wait has not come."""
+
+    end_seconds: float
+    lost_seconds: float
+    """Of compute, however well it is hidden."""
+    is_collective: bool
+
+
+@dataclass
+class _Clock:
+    prices: NodePrices
+    overlaps: Mapping[str, float]
+    now: float = 0.0
+    """When compute is free."""
+    compute_seconds: float = 0.0
+    exposed_communication_seconds: float = 0.0
+    exposed_copy_seconds: float = 0.0
+    free: dict[str, float] = field(default_factory=dict)
+    """Stream to when all that is queued on it is done."""
+    flights: dict[str, _Flight] = field(default_factory=dict)
+    """By the value of the start."""
+    events: list[Event] = field(default_factory=list)
+
+    def step(self, node: Node) -> None:
+        if is_async_start(node.op):
+            self._start(node)
+        elif node.op in ("mesh.wait", "tier.wait"):
+            self._wait(node.operands[0])
+        else:
+            self._compute(node)
+
+    def _compute(self, node: Node) -> None:
+        seconds = self.prices.compute_seconds(node)
+        if not seconds:
+            return
+        begin, self.now = self.now, self.now + seconds
+        self.compute_seconds += seconds
+        self.events.append(Event(COMPUTE, begin, self.now, node.name, node.phase.value))
+
+    def _start(self, node: Node) -> None:
+        stream = _stream(node)
+        seconds = self.prices.move_seconds(node)
+        # What is sent may itself still be under way: then the stream, not compute, waits for it.
+        sent = max((self.flights[name].end_seconds for name in node.operands if name in self.flights), default=0.0)
+        begin = max(self.now, self.free.get(stream, 0.0), sent)
+        self.free[stream] = begin + seconds
+        lost = (1.0 - self.overlaps.get(stream, 1.0)) * seconds
+        self.flights[node.name] = _Flight(begin + seconds, lost, is_collective(node.op))
+        self.events.append(Event(stream, begin, begin + seconds, node.name, node.phase.value))
+
+    def _wait(self, handle: str) -> None:
+        flight = self.flights.pop(handle, None)
+        if flight is None:
+            return
+        done = max(self.now + flight.lost_seconds, flight.end_seconds)
+        if flight.is_collective:
+            self.exposed_communication_seconds += done - self.now
+        else:
+            self.exposed_copy_seconds += done - self.now
+        self.now = done
+
+    def read(self) -> Timeline:
+        return Timeline(
+            events=tuple(self.events),
+            end_seconds=self.now,
+            compute_seconds=self.compute_seconds,
+            exposed_communication_seconds=self.exposed_communication_seconds,
+            exposed_copy_seconds=self.exposed_copy_seconds,
+        )
+
+
+def _stream(node: Node) -> str:
+    if is_collective(node.op):
+        return str(node.args[1])
+    return COPY_OUT if node.op == "tier.offload" else COPY_IN
+
+
+def phase_of(graph: Graph, position: int) -> str:
+    """`forward`, `backward`, or `optimizer` behind the last node."""
+    if position >= len(graph.nodes):
+        return "optimizer"
+    return Phase(graph.nodes[position].phase).value

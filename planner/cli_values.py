@@ -1,0 +1,82 @@
+"""Values of the command line: texts to sizes, meshes, targets; a text that cannot be read is a usage error.
+
+Knows neither torch nor the solver, so that a wrong flag is answered at once.
+"""
+
+import re
+from pathlib import Path
+
+import typer
+
+from shardwright.ir import Cluster, Mesh, ShardwrightError, load_cluster, parse_size
+
+__all__ = ["DTYPES", "check_target", "read_cluster", "read_dtype", "read_mesh", "read_optimizer", "read_size"]
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+_AXIS = re.compile(r"\s*([a-z_]\w*)\s*=\s*([1-9]\d*)\s*")
+
+
+def read_size(text: str, option: str, zero: bool = False) -> int:
+    """`900MiB` to bytes; `zero` admits `0B`."""
+    try:
+        return parse_size(text, zero=zero)
+    except ShardwrightError as error:
+        raise _usage(str(error), option) from error
+
+
+def read_cluster(text: str) -> Cluster:
+    """A preset's name, or the path of a TOML file."""
+    try:
+        return load_cluster(text)
+    except ShardwrightError as error:
+        raise _usage(str(error), "--cluster") from error
+
+
+def read_mesh(text: str | None) -> Mesh | None:
+    """`dp=2,tp=4` or, as plans print it, `(dp=2, tp=4)`; nothing leaves the mesh to the planner."""
+    if text is None:
+        return None
+    pairs = [_AXIS.fullmatch(part) for part in text.strip().strip("()").split(",")]
+    found = [pair.groups() for pair in pairs if pair is not None]
+    names = tuple(name for name, _ in found)
+    if len(found) != len(pairs) or len(set(names)) != len(names):
+        raise _usage(f"expected axes and sizes like dp=2,tp=4, each axis once, found {text!r}", "--mesh")
+    return Mesh(names, tuple(int(size) for _, size in found))
+
+
+def read_dtype(text: str | None) -> str | None:
+    """torch's name of a floating dtype; nothing keeps the model's own."""
+    if text is not None and text not in DTYPES:
+        raise _usage(f"expected one of {', '.join(DTYPES)}, found {text!r}", "--dtype")
+    return text
+
+
+def read_optimizer(text: str) -> str:
+    """A name that the planner knows the state of."""
+    from shardwright.passes.optimizers import optimizer_spec
+
+    try:
+        return optimizer_spec(text).name
+    except ShardwrightError as error:
+        raise _usage(str(error), "--optimizer") from error
+
+
+def check_target(text: str, batch: int | None, seq: int | None) -> None:
+    """Whether TARGET can name anything: importing it comes later, and may fail then."""
+    left, colon, right = text.rpartition(":")
+    if not colon or not left or not right:
+        raise _usage(f"expected file.py:function, package.module:function or hf:CONFIG.json, found {text!r}", "TARGET")
+    if left != "hf" and not right.isidentifier():
+        raise _usage(f"expected the name of a function behind the colon, found {right!r}", "TARGET")
+    if left == "hf" and (batch is None or seq is None):
+        raise _usage("expected --batch and --seq with a target hf:CONFIG.json: it has no example inputs", "TARGET")
+    if left != "hf" and (batch is not None or seq is not None):
+        raise _usage(f"expected --batch and --seq with hf:CONFIG.json only: {text} brings its own inputs", "TARGET")
+    if left.endswith(".py") and not Path(left).is_file():
+        raise _usage(f"expected a file, found nothing at {left!r}", "TARGET")
+    if left == "hf" and not Path(right).is_file():
+        raise _usage(f"expected a configuration file, found nothing at {right!r}", "TARGET")
+
+
+def _usage(message: str, option: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint=option)

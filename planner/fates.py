@@ -1,0 +1,165 @@
+"""Fates as numbers of layers: of the L copies of a storage in a class, how many are kept, recomputed, offloaded, dropped.
+
+Equations, per storage v with L copies and its classes c of equal (local bytes, seconds to make it):
+  sum_k n[v, k] = L,  n integer                                    (`_counts`)
+  sum_c phi[v, k, c] = n[v, k] / L                                 (`_shares`)
+  sum_k phi[v, k, c] = sum of choices in c                         (`_shares`)
+  n[v, recompute] + n[u, drop] <= L for every parent u of v        (`_chain`)
+The last is sound because recomputed layers are laid out first and dropped ones last, so that no layer has both.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from shardwright.ir import Layout, TensorType, local_shape
+from shardwright.planner.flows import Flows, Terms, add_terms
+from shardwright.planner.storages import Life, Storages
+
+__all__ = ["FateChoice", "FateOptions", "State", "build_fates"]
+
+GB = 1e9
+
+
+class State(StrEnum):
+    KEEP = "keep"
+    RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
+    DROP = "drop"
+    """Freed in forward; only for what backward does not read itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class FateOptions:
+    """What may be done at all."""
+
+    recompute: bool = True
+    offload: bool = False
+    smallest_offload_bytes: int = 0
+    """Of one local storage."""
+    smallest_bytes: int = 0
+    """Storages whose copies are smaller than this all together are kept."""
+
+
+@dataclass(frozen=True)
+class FateChoice:
+    """Variables of one storage."""
+
+    storage: str
+    multiplicity: int
+    counts: Mapping[State, int]
+    """State to the integer variable."""
+    shares: Mapping[State, tuple[Terms, ...]]
+    """State to the share of each class that is in it."""
+    class_bytes: tuple[int, ...]
+    class_seconds: tuple[float, ...]
+
+    def bytes_terms(self, *states: State) -> Terms:
+        """GB of one copy, averaged over the layers, in these states."""
+        terms: Terms = {}
+        for state in states:
+            for share, size in zip(self.shares.get(state, ()), self.class_bytes, strict=False):
+                add_terms(terms, share, size / GB)
+        return terms
+
+    def seconds_terms(self, state: State) -> Terms:
+        terms: Terms = {}
+        for share, seconds in zip(self.shares.get(state, ()), self.class_seconds, strict=False):
+            add_terms(terms, share, seconds)
+        return terms
+
+
+@dataclass
+class _Builder:
+    flows: Flows
+    storages: Storages
+    lives: Mapping[str, Life]
+    options: FateOptions
+    found: dict[str, FateChoice] = field(default_factory=dict)
+
+    def add(self, storage: str, life: Life, wanted: bool) -> None:
+        unit = self.flows.space.units[self.flows.space.unit_of[storage]]
+        states = self._states(storage, life, wanted)
+        if len(states) < 2:
+            return
+        model, copies = self.flows.model, unit.multiplicity
+        counts = {state: model.variable(copies, integer=True) for state in states}
+        model.row(dict.fromkeys(counts.values(), 1.0), copies, copies)
+        classes = self._classes(storage)
+        shares = {state: tuple({model.variable(): 1.0} for _ in classes) for state in states}
+        for state, variable in counts.items():
+            row: Terms = {variable: -1.0 / copies}
+            for share in shares[state]:
+                add_terms(row, share)
+            model.row(row, 0.0, 0.0)
+        for number, indicator in enumerate(classes.values()):
+            row = add_terms({}, indicator, -1.0)
+            for state in states:
+                add_terms(row, shares[state][number])
+            model.row(row, 0.0, 0.0)
+        sizes, seconds = zip(*classes, strict=True)
+        self.found[storage] = FateChoice(storage, copies, counts, shares, sizes, seconds)
+
+    def _states(self, storage: str, life: Life, wanted: bool) -> tuple[State, ...]:
+        if not (life.backward_uses or wanted):
+            return ()
+        space = self.flows.space
+        unit = space.units[space.unit_of[storage]]
+        smallest = min(self._local_bytes(storage, layout) for layout in unit.layouts_of(storage))
+        largest = max(self._local_bytes(storage, layout) for layout in unit.layouts_of(storage))
+        if largest * unit.multiplicity < self.options.smallest_bytes:
+            return (State.KEEP,)
+        states = [State.KEEP]
+        if self.options.recompute and not life.crosses and not life.random:
+            states.append(State.RECOMPUTE)
+        if self.options.offload and life.backward_uses and smallest >= self.options.smallest_offload_bytes:
+            states.append(State.OFFLOAD)
+        if not life.backward_uses:
+            states.append(State.DROP)
+        return tuple(states)
+
+    def _local_bytes(self, value: str, layout: Layout) -> int:
+        space = self.flows.space
+        whole = space.graph.types[value]
+        return TensorType(whole.dtype, local_shape(whole.shape, layout, space.mesh)).num_bytes
+
+    def _classes(self, storage: str) -> dict[tuple[int, float], Terms]:
+        """(local bytes, seconds of its operator) to the choices that make it so."""
+        space = self.flows.space
+        unit = space.units[space.unit_of[storage]]
+        node = next(i for i, n in enumerate(unit.nodes) if storage in n.results)
+        found: dict[tuple[int, float], Terms] = {}
+        for variable, choice, layout in zip(
+            self.flows.choices[unit.index], unit.choices, unit.layouts_of(storage), strict=True
+        ):
+            key = (self._local_bytes(storage, layout), choice.seconds[node])
+            found.setdefault(key, {})[variable] = 1.0
+        return found
+
+    def chain(self) -> None:
+        """Nothing is recomputed from what was dropped; results of one operator are recomputed together."""
+        model = self.flows.model
+        siblings: dict[str, FateChoice] = {}
+        for storage, choice in self.found.items():
+            again = choice.counts.get(State.RECOMPUTE)
+            if again is None:
+                continue
+            for parent in self.lives[storage].parents:
+                dropped = self.found.get(self.flows.space.fold.key(parent))
+                if dropped is not None and State.DROP in dropped.counts:
+                    model.row({again: 1.0, dropped.counts[State.DROP]: 1.0}, upper=choice.multiplicity)
+            first = siblings.setdefault(self.flows.space.graph.producers[storage].name, choice)
+            if first is not choice:
+                model.row({again: 1.0, first.counts[State.RECOMPUTE]: -1.0}, 0.0, 0.0)
+
+
+def build_fates(
+    flows: Flows, storages: Storages, wanted: frozenset[str], options: FateOptions
+) -> dict[str, FateChoice]:
+    """Fate variables of every storage that has a choice, by representative. `wanted`: what recomputation may read."""
+    builder = _Builder(flows, storages, storages.forward, options)
+    for storage, life in storages.forward.items():
+        if flows.space.fold.key(storage) == storage:
+            builder.add(storage, life, storage in wanted)
+    builder.chain()
+    return builder.found

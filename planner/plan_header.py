@@ -1,0 +1,88 @@
+"""The lines over and under every picture of a plan: what it is for, what is predicted and proven, what others cost."""
+
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.ir import format_seconds, format_size
+from shardwright.ir.plan import Baseline, Plan
+from shardwright.planner.console import format_percent
+
+__all__ = ["LABEL_COLUMNS", "SOLVER_DRIFT", "baseline_table", "header", "objective_drift"]
+
+LABEL_COLUMNS = 10
+"""Width of the labels at the left, so that grids under one another line up."""
+SOLVER_DRIFT = 0.05
+"""Objective and replay further apart than this are pointed out."""
+
+
+def header(plan: Plan) -> Table:
+    """Target, machines, prediction against the budget, certificate."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True, min_width=LABEL_COLUMNS)
+    grid.add_column()
+    identity, mesh = plan.identity, plan.decisions.mesh
+    grid.add_row("target", Text(f"{plan.target}   {identity.dtype}, {identity.optimizer}"))
+    inputs = ", ".join(f"{spec.name} {spec.type}" for spec in identity.inputs)
+    if inputs:
+        grid.add_row("inputs", Text(inputs))
+    grid.add_row("cluster", Text(f"{plan.cluster}   mesh {mesh}, {mesh.num_ranks} ranks"))
+    grid.add_row("predict", _prediction(plan))
+    grid.add_row("certify", _certificate(plan))
+    return grid
+
+
+def _prediction(plan: Plan) -> Text:
+    predicted, budget = plan.prediction, plan.budget
+    text = f"step {format_seconds(predicted.step_seconds)} ±{predicted.error_fraction:.0%}"
+    text += f"   device {format_size(predicted.device_bytes)} of {format_size(budget.device_bytes)}"
+    if budget.host_bytes or predicted.host_bytes:
+        text += f"   host {format_size(predicted.host_bytes)} of {format_size(budget.host_bytes)}"
+    return Text(text)
+
+
+def _certificate(plan: Plan) -> Text:
+    found = plan.certificate
+    if found is None:
+        return Text("none: edited by hand", style="yellow")
+    text = Text(f"gap {format_percent(found.gap)}   objective {format_seconds(found.objective_seconds)}, ")
+    text.append(f"bound {format_seconds(found.bound_seconds)}; {found.space}, {found.engine}")
+    if found.interrupted:
+        text.append("; interrupted", style="yellow")
+    drift = objective_drift(plan)
+    if drift is not None and drift > SOLVER_DRIFT:
+        text.append(f"; objective and replay differ by {format_percent(drift)}", style="yellow")
+    return text
+
+
+def objective_drift(plan: Plan) -> float | None:
+    """How far the solver's objective is from the replayed step, relative to the step."""
+    if plan.certificate is None or plan.prediction.step_seconds <= 0:
+        return None
+    step_seconds = plan.prediction.step_seconds
+    return abs(plan.certificate.objective_seconds - step_seconds) / step_seconds
+
+
+def baseline_table(plan: Plan) -> Table:
+    """The plan first, then what a person would have picked, with the step relative to the plan's."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("baseline")
+    for title in ("step", "device", "of plan"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    predicted = plan.prediction
+    step, size = format_seconds(predicted.step_seconds), format_size(predicted.device_bytes)
+    table.add_row("this plan", step, size, "1.00x", "")
+    for baseline in plan.baselines:
+        table.add_row(*map(Text, _baseline_cells(baseline, predicted.step_seconds)))
+    return table
+
+
+def _baseline_cells(baseline: Baseline, plan_seconds: float) -> tuple[str, str, str, str, str]:
+    seconds, size = baseline.step_seconds, baseline.device_bytes
+    return (
+        baseline.name,
+        "n/a" if seconds is None else format_seconds(seconds),
+        "" if size is None else format_size(size),
+        "" if seconds is None or plan_seconds <= 0 else f"{seconds / plan_seconds:.2f}x",
+        baseline.note,
+    )

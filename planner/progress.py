@@ -1,0 +1,81 @@
+"""Progress of a solve: the stage, the best plan so far, the bound and the gap.
+
+`planner.api.plan` calls its `progress` with a `Progress` whenever something changed. `show_progress` draws them: one
+live line on a terminal, plain lines otherwise.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.status import Status
+
+from shardwright.ir import format_seconds
+from shardwright.planner.console import format_percent
+
+__all__ = ["Progress", "ProgressSink", "show_progress"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One report."""
+
+    stage: str
+    """What is being done: `capture`, `rules`, `solve (dp=2, tp=2)`, `replay fsdp`."""
+    incumbent_seconds: float | None = None
+    """The best plan found so far."""
+    bound_seconds: float | None = None
+    """No plan of the space is faster."""
+
+    @property
+    def gap(self) -> float | None:
+        """Relative distance of the two; None while one is unknown."""
+        if not self.incumbent_seconds or self.bound_seconds is None:
+            return None
+        return max(0.0, self.incumbent_seconds - self.bound_seconds) / self.incumbent_seconds
+
+    def __str__(self) -> str:
+        parts = [self.stage]
+        if self.incumbent_seconds is not None:
+            parts.append(f"best {format_seconds(self.incumbent_seconds)}")
+        if self.bound_seconds is not None:
+            parts.append(f"bound {format_seconds(self.bound_seconds)}")
+        if self.gap is not None:
+            parts.append(f"gap {format_percent(self.gap)}")
+        return "  ".join(parts)
+
+
+ProgressSink = Callable[[Progress], None]
+
+
+@dataclass
+class _Lines:
+    """Writes each report that differs from the one before, with the seconds since the start."""
+
+    out: Console
+    status: Status | None
+    began: float = field(default_factory=time.monotonic)
+    last: str = ""
+
+    def __call__(self, progress: Progress) -> None:
+        text = str(progress)
+        if text == self.last:
+            return
+        self.last = text
+        line = f"{time.monotonic() - self.began:6.1f}s  {text}"
+        if self.status is not None:
+            self.status.update(line)
+        else:
+            self.out.print(line, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def show_progress(out: Console) -> Iterator[ProgressSink]:
+    """A sink that draws on `out` while the block runs."""
+    if not out.is_terminal:
+        yield _Lines(out, None)
+        return
+    with out.status("starting") as status:
+        yield _Lines(out, status)

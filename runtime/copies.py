@@ -1,0 +1,229 @@
+"""Copies of storages to host and back, beside the computation: what `tier.offload`, `tier.reload`, `tier.wait` do.
+
+Three edges order each copy: after the write of what is copied; no reuse of either memory before the copy has ended; no
+use of the result before it is there. On CUDA two streams of their own and events carry them, and nothing waits on the
+host. On CPU one worker thread copies in order, and `wait` blocks. Host memory comes from the pool and goes back when
+the last handle dies, so an aborted step leaks nothing.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shardwright.ir import Graph, TensorType
+from shardwright.runtime.host_pool import HostBuffer, HostPool
+
+__all__ = ["Copies", "CpuCopies", "CudaCopies", "HostCopy", "Reload", "copies_on", "host_buffer_sizes"]
+
+Done = Future[None] | torch.cuda.Event
+
+
+class HostCopy:
+    """A storage that lives on the host: the value of `tier.offload`."""
+
+    __slots__ = ("buffer", "done", "dtype", "pool", "shape", "strides")
+
+    def __init__(self, x: Tensor, pool: HostPool) -> None:
+        self.pool = pool
+        self.dtype = x.dtype
+        self.shape = x.shape
+        self.strides = x.stride()
+        self.buffer: HostBuffer = pool.acquire(_extent(x.shape, x.stride()) * x.element_size())
+        self.done: Done | None = None
+
+    def __del__(self) -> None:
+        # Unset when the pool refused.
+        buffer = getattr(self, "buffer", None)
+        if buffer is not None:
+            self.pool.release(buffer)
+
+    def fresh(self, device: torch.device) -> Tensor:
+        """An unwritten device tensor of the same dtype, shape and strides."""
+        flat = torch.empty(_extent(self.shape, self.strides), dtype=self.dtype, device=device)
+        return flat.as_strided(self.shape, self.strides)
+
+
+class Reload:
+    """A device tensor that is being written from host: the value of `tier.reload`."""
+
+    __slots__ = ("done", "source", "tensor")
+
+    def __init__(self, source: HostCopy, tensor: Tensor) -> None:
+        self.source: HostCopy | None = source
+        self.tensor = tensor
+        self.done: Done | None = None
+
+
+class Copies(Protocol):
+    """What the emitted program calls."""
+
+    @property
+    def pool(self) -> HostPool: ...
+
+    def offload(self, x: Tensor) -> HostCopy:
+        """Starts a copy of `x` to host."""
+        ...
+
+    def reload(self, h: HostCopy) -> Reload:
+        """Allocates a device tensor and starts the copy back."""
+        ...
+
+    def wait(self, h: HostCopy | Reload, x: object) -> HostCopy | Tensor:
+        """The finished copy. `x`, what is copied, is named so that it lives until here."""
+        ...
+
+
+def copies_on(device: torch.device, pool: HostPool) -> Copies:
+    """The copy engine of a device."""
+    return CudaCopies(device, pool) if device.type == "cuda" else CpuCopies(device, pool)
+
+
+class CpuCopies:
+    """One worker thread; the copy itself runs without the interpreter lock."""
+
+    def __init__(self, device: torch.device, pool: HostPool) -> None:
+        self._device = device
+        self._pool = pool
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shardwright-copies")
+
+    @property
+    def pool(self) -> HostPool:
+        return self._pool
+
+    def offload(self, x: Tensor) -> HostCopy:
+        host = HostCopy(x, self._pool)
+        host.done = self._submit(host.buffer.data, _bytes_of(x))
+        return host
+
+    def reload(self, h: HostCopy) -> Reload:
+        back = Reload(h, h.fresh(self._device))
+        back.done = self._submit(_bytes_of(back.tensor), h.buffer.data)
+        return back
+
+    def wait(self, h: HostCopy | Reload, x: object) -> HostCopy | Tensor:
+        if isinstance(h.done, Future):
+            h.done.result()
+        h.done = None
+        return _finished(h)
+
+    def close(self) -> None:
+        """Ends the worker when its copies are done."""
+        self._worker.shutdown(wait=True)
+
+    def _submit(self, target: Tensor, source: Tensor) -> Future[None]:
+        # The box is empty when the future is done: the worker keeps no storage alive beyond its copy.
+        return self._worker.submit(_copy_boxed, [target, source])
+
+
+class CudaCopies:
+    """One stream out, one stream in."""
+
+    def __init__(self, device: torch.device, pool: HostPool) -> None:
+        self._device = device
+        self._pool = pool
+        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @property
+    def pool(self) -> HostPool:
+        return self._pool
+
+    def offload(self, x: Tensor) -> HostCopy:
+        host = HostCopy(x, self._pool)
+        if host.buffer.last_use is not None:
+            self._out.wait_event(host.buffer.last_use)
+        host.done = self._run(self._out, lambda: host.buffer.data.copy_(_bytes_of(x), non_blocking=True))
+        return host
+
+    def reload(self, h: HostCopy) -> Reload:
+        back = _CudaReload(h, h.fresh(self._device), self._in)
+        # The copy out may still be on its way; its stream knows.
+        self._in.wait_stream(self._out)
+        back.done = self._run(self._in, lambda: _bytes_of(back.tensor).copy_(h.buffer.data, non_blocking=True))
+        h.buffer.last_use = back.done
+        return back
+
+    def wait(self, h: HostCopy | Reload, x: object) -> HostCopy | Tensor:
+        if isinstance(h.done, torch.cuda.Event):
+            torch.cuda.current_stream(self._device).wait_event(h.done)
+        h.done = None
+        return _finished(h)
+
+    def _run(self, stream: torch.cuda.Stream, copy: Callable[[], Tensor]) -> torch.cuda.Event:
+        # What is copied is written on the current stream, and what is written was freed on it.
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            copy()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+        return event
+
+
+class _CudaReload(Reload):
+    __slots__ = ("stream",)
+
+    def __init__(self, source: HostCopy, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        super().__init__(source, tensor)
+        self.stream = stream
+
+    def __del__(self) -> None:
+        # An aborted step: nobody waited, so the allocator must not hand the memory out before the copy ends.
+        if self.done is not None:
+            self.tensor.record_stream(self.stream)
+
+
+def host_buffer_sizes(graph: Graph) -> tuple[int, ...]:
+    """Bytes of the buffers a step of the rank graph needs: of each size the most that are in use at once."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for position, node in enumerate(graph.nodes):
+        if node.op == "tier.offload":
+            size = _type_bytes(graph.types[node.operands[0]])
+            spans.setdefault(size, []).append((position, max(position, _last_read(graph, node.name))))
+    return tuple(size for size, found in sorted(spans.items()) for _ in range(_most_at_once(found)))
+
+
+def _last_read(graph: Graph, host: str) -> int:
+    """Position of the last node that reads a host copy, under any of its names."""
+    last = -1
+    for position in graph.users.get(host, ()):
+        node = graph.nodes[position]
+        again = _last_read(graph, node.name) if node.op == "tier.wait" and node.operands[0] == host else -1
+        last = max(last, position, again)
+    return last
+
+
+def _most_at_once(spans: list[tuple[int, int]]) -> int:
+    return max(sum(start <= at <= end for start, end in spans) for at, _ in spans)
+
+
+def _type_bytes(kind: TensorType) -> int:
+    if kind.strides is None:
+        return kind.num_bytes
+    return _extent(kind.shape, kind.strides) * (kind.num_bytes // max(kind.num_elements, 1))
+
+
+def _finished(h: HostCopy | Reload) -> HostCopy | Tensor:
+    if isinstance(h, HostCopy):
+        return h
+    h.source = None
+    return h.tensor
+
+
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last that the tensor touches."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def _bytes_of(x: Tensor) -> Tensor:
+    """The memory that `x` touches, flat: one plain copy keeps dtype and strides, whatever they are."""
+    return x.as_strided((_extent(x.shape, x.stride()),), (1,)).view(torch.uint8)
+
+
+def _copy_boxed(box: list[Tensor]) -> None:
+    source, target = box.pop(), box.pop()
+    target.copy_(source)

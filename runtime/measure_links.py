@@ -1,0 +1,185 @@
+"""Curves of this machine with all ranks busy: collectives by bytes, host copies, the optimizer, and contention.
+
+Needs the number of ranks; starts that many on gloo, one thread each, and leaves none behind. Gives `LinkCurves`.
+Groups of every size that divides the ranks are measured, all groups of a size at once, since they share the machine.
+Collectives are those that the emitted program calls, waits and fresh results included.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from shardwright.runtime import kernels
+from shardwright.runtime.link_curves import Curve, LinkCurves, group_sizes_of
+from shardwright.runtime.rank_pool import run_ranks
+
+__all__ = ["LINK_SIZES", "measure_links", "rank_curves"]
+
+LINK_SIZES: Final = (4, 4_096, 65_536, 524_288, 4 * 2**20, 16 * 2**20, 64 * 2**20)
+"""Bytes of the whole tensor."""
+COPY_SIZES: Final = (65_536, 2**20, 8 * 2**20, 64 * 2**20)
+ADAM_SIZES: Final = (4_096, 262_144, 4 * 2**20)
+"""Elements of one parameter; the largest is far outside caches."""
+BURST_BYTES: Final = 65_536
+"""Up to this size several collectives in a row are timed as one: a single one drowns in the skew of the barrier."""
+BURST: Final = 10
+REPEATS: Final = 3
+"""Of a large one; small ones are cheap and vary more, so they are repeated more often."""
+TIME_LIMIT_SECONDS: Final = 120.0
+
+
+def measure_links(
+    num_ranks: int, sizes: tuple[int, ...] = LINK_SIZES, timeout_seconds: float = TIME_LIMIT_SECONDS
+) -> LinkCurves:
+    """Start the ranks, measure, end them. Raises RankError when one fails or the time is over."""
+    return run_ranks(num_ranks, rank_curves, sizes, timeout_seconds=timeout_seconds)[0]
+
+
+def rank_curves(sizes: tuple[int, ...]) -> LinkCurves:
+    """What each rank does; all come to the same figures, those of the slowest."""
+    torch.set_num_threads(1)
+    num_ranks = dist.get_world_size()
+    collectives: dict[tuple[str, int], Curve] = {}
+    for group_size in group_sizes_of(num_ranks):
+        group = _own_group(group_size)
+        for kind in _KINDS:
+            seconds = [_collective_seconds(kind, size, group_size, group) for size in sizes]
+            collectives[kind, group_size] = _rising(sizes, seconds)
+    return LinkCurves(
+        num_ranks,
+        collectives,
+        _rising(COPY_SIZES, [_slowest(_copy_call(size), 2 * REPEATS) / 2 for size in COPY_SIZES]),
+        _rising(ADAM_SIZES, [_slowest(_adam_call(size), 2 * REPEATS) for size in ADAM_SIZES]),
+        _contention(_matmul_call()),
+        _contention(_stream_call()),
+    )
+
+
+def _rising(sizes: tuple[int, ...], seconds: list[float]) -> Curve:
+    """Less never takes longer than more: what is above a later point was disturbed."""
+    return Curve(sizes, tuple(min(seconds[position:]) for position in range(len(seconds))))
+
+
+def _own_group(size: int) -> str:
+    """Neighbours in groups of `size`; made on all ranks in the same order."""
+    starts = range(0, dist.get_world_size(), size)
+    groups = [dist.new_group(list(range(start, start + size))) for start in starts]
+    return str(groups[dist.get_rank() // size].group_name)
+
+
+def _collective_seconds(kind: str, num_bytes: int, group_size: int, group: str) -> float:
+    """Of one collective on a float32 tensor of `num_bytes` (rounded up to a part for each rank)."""
+    part = max(1, num_bytes // 4 // group_size)
+    call = _KINDS[kind](part, group_size, group)
+    burst = BURST if num_bytes <= BURST_BYTES else 1
+
+    def several() -> None:
+        for _ in range(burst):
+            call()
+
+    return _slowest(several, REPEATS if num_bytes > 2**20 else 3 * REPEATS) / burst
+
+
+Call = Callable[[], object]
+
+
+def _all_gather(part: int, num_ranks: int, group: str) -> Call:
+    x = torch.ones(part)
+    return lambda: kernels.wait(kernels.all_gather(x, num_ranks, group), x)
+
+
+def _reduce_scatter(part: int, num_ranks: int, group: str) -> Call:
+    x = torch.ones(part * num_ranks)
+    return lambda: kernels.wait(kernels.reduce_scatter(x, "sum", num_ranks, group), x)
+
+
+def _all_reduce(part: int, num_ranks: int, group: str) -> Call:
+    x = torch.ones(part * num_ranks)
+    return lambda: kernels.wait(kernels.all_reduce(x, "sum", group), x)
+
+
+def _all_reduce_in_place(part: int, num_ranks: int, group: str) -> Call:
+    x = torch.zeros(part * num_ranks)
+    return lambda: kernels.wait(kernels.all_reduce_(x, "sum", group), x)
+
+
+def _all_to_all(part: int, num_ranks: int, group: str) -> Call:
+    x = torch.ones(part * num_ranks)
+    return lambda: kernels.wait(kernels.all_to_all(x, num_ranks, group), x)
+
+
+_KINDS: Final[dict[str, Callable[[int, int, str], Call]]] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "all_reduce_": _all_reduce_in_place,
+    "all_to_all": _all_to_all,
+}
+
+
+def _copy_call(num_bytes: int) -> Call:
+    """Out into a buffer that is there already, back into a fresh tensor, as the copy engine does."""
+    source, pooled = torch.ones(num_bytes // 4), torch.ones(num_bytes // 4)
+
+    def both_ways() -> None:
+        pooled.copy_(source)
+        torch.empty_like(source).copy_(pooled)
+
+    return both_ways
+
+
+def _adam_call(num_elements: int) -> Call:
+    parameter = torch.nn.Parameter(torch.ones(num_elements))
+    parameter.grad = torch.ones(num_elements)
+    return torch.optim.AdamW([parameter], fused=True).step
+
+
+def _matmul_call() -> Call:
+    x = torch.ones(512, 512)
+    return lambda: x @ x
+
+
+def _stream_call() -> Call:
+    source, target = torch.ones(8 * 2**20), torch.ones(8 * 2**20)
+    return lambda: target.copy_(source)
+
+
+def _slowest(call: Call, repeats: int) -> float:
+    """Each repeat starts together on all ranks and counts as long as its slowest; the median of those."""
+    call()
+    taken = []
+    for _ in range(repeats):
+        dist.barrier()
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    slowest = torch.tensor(taken, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest.median())
+
+
+def _contention(call: Call) -> float:
+    """All ranks at once over one alone (the others wait in a barrier).
+
+    The best of each, so that strangers on the machine count less.
+    """
+    alone = _best_seconds(call) if dist.get_rank() == 0 else 0.0
+    dist.barrier()
+    both = torch.tensor([_best_seconds(call), alone], dtype=torch.float64)
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return max(1.0, float(both[0] / both[1]))
+
+
+def _best_seconds(call: Call, seconds: float = 0.15) -> float:
+    """Mean over rounds of some milliseconds, long enough to be shared fairly with other ranks; the best round."""
+    call()
+    best, deadline = math.inf, time.perf_counter() + seconds
+    while (start := time.perf_counter()) < deadline:
+        for _ in range(4):
+            call()
+        best = min(best, (time.perf_counter() - start) / 4)
+    return best

@@ -1,0 +1,63 @@
+"""The optimizer table says what torch really keeps and allocates, seen by a tracker of storages."""
+
+import pytest
+import torch
+
+from shardwright.ir import PlanError
+from shardwright.passes.optimizers import OPTIMIZERS, OptimizerSpec, StepKind, optimizer_spec
+from shardwright.runtime.tracker import StepMemory
+
+NUM_ELEMENTS = 20_000
+NUM_PARAMETERS = 4
+SLACK_BYTES = 4_096
+"""Scalars that a step makes."""
+
+
+def build(spec: OptimizerSpec, kind: StepKind) -> tuple[torch.optim.Optimizer, list[torch.Tensor]]:
+    """The optimizer after one step, and every tensor that lives on."""
+    parameters = [torch.nn.Parameter(torch.rand(NUM_ELEMENTS)) for _ in range(NUM_PARAMETERS)]
+    options: dict[str, object] = dict(spec.options)
+    if kind is not StepKind.LOOP:
+        options[kind.value] = True
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.torch_name)(parameters, lr=0.1, **options)
+    for parameter in parameters:
+        parameter.grad = torch.rand(NUM_ELEMENTS)
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    return optimizer, [*parameters, *(p.grad for p in parameters if p.grad is not None), *states]
+
+
+CASES = [(spec, kind) for spec in OPTIMIZERS.values() for kind in StepKind if spec.has_fused or kind != StepKind.FUSED]
+
+
+@pytest.mark.parametrize(("spec", "kind"), CASES, ids=lambda part: getattr(part, "name", str(part)))
+def test_temporaries_are_those_of_torch(spec: OptimizerSpec, kind: StepKind) -> None:
+    """The peak of what a step allocates equals the table, but for scalars."""
+    optimizer, known = build(spec, kind)
+    with StepMemory(known) as memory:
+        held_bytes = memory.current_bytes
+        optimizer.step()
+    allocated = memory.peak_bytes - held_bytes
+    expected = spec.temporary_bytes([NUM_ELEMENTS] * NUM_PARAMETERS, 4, kind)
+    assert expected <= allocated <= expected + SLACK_BYTES
+
+
+@pytest.mark.parametrize("spec", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_state_is_that_of_torch(spec: OptimizerSpec) -> None:
+    """State bytes of a parameter, scalars included, equal what torch keeps."""
+    optimizer, _ = build(spec, StepKind.LOOP)
+    kept: dict[str, object] = next(iter(optimizer.state.values()), {})
+    tensors = [value for value in kept.values() if isinstance(value, torch.Tensor)]
+    assert sum(t.numel() * t.element_size() for t in tensors) == spec.state_bytes(NUM_ELEMENTS, 4)
+
+
+def test_an_unknown_optimizer_names_the_known() -> None:
+    with pytest.raises(PlanError, match="adamw.*found 'lion'"):
+        optimizer_spec("lion")
+
+
+def test_fused_holds_nothing_and_loop_only_the_largest() -> None:
+    spec = optimizer_spec("adamw")
+    assert spec.temporary_bytes([10, 30], 4, StepKind.FUSED) == 0
+    assert spec.temporary_bytes([10, 30], 4, StepKind.LOOP) == 3 * 30 * 4
+    assert spec.temporary_bytes([10, 30], 4, StepKind.FOREACH) == 40 * 4

@@ -1,0 +1,62 @@
+"""What is really alive, by watching torch: an oracle for memory that knows nothing of plans.
+
+Counts each storage once, in bytes, from the first operator that shows it until it is freed. Storages for which
+`excluded` is true (buffers of a host pool) do not count. Sees the thread that enters it; not the inside of gloo.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["StorageTracker"]
+
+
+class StorageTracker(TorchDispatchMode):
+    """Bytes alive now and at most, while entered."""
+
+    def __init__(self, held: Iterable[Tensor] = (), *, excluded: Callable[[Tensor], bool] = lambda _: False) -> None:
+        super().__init__()
+        self.current_bytes = 0
+        self.peak_bytes = 0
+        self.num_storages = 0
+        """Alive now."""
+        self._excluded = excluded
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        for tensor in held:
+            self.add(tensor)
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor that was there before."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive or self._excluded(tensor):
+            return
+        self._alive[key] = weakref.ref(storage, self._death(key, storage.nbytes()))
+        self.num_storages += 1
+        self.current_bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+
+    def _death(self, key: int, num_bytes: int) -> Callable[[weakref.ref[torch.UntypedStorage]], None]:
+        def died(_: weakref.ref[torch.UntypedStorage]) -> None:
+            del self._alive[key]
+            self.num_storages -= 1
+            self.current_bytes -= num_bytes
+
+        return died
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return result
