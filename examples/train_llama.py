@@ -1,9 +1,7 @@
-"""Train a Hugging Face Llama of 10 million parameters on the source code of Python's standard library.
+"""Train a Llama of 10 million parameters on Python's own source: torchrun --nproc-per-node 2 examples/train_llama.py
 
-torchrun --nproc-per-node 2 examples/train_llama.py
-
-shardwright plan examples/train_llama.py:build --cluster cpu:2 --budget 900MiB -o net.plan
-torchrun --nproc-per-node 2 examples/train_llama.py --plan net.plan
+Or plan first:  shardwright plan examples/train_llama.py:build --cluster cpu:2 --budget 900MiB -o net.plan
+and run that:   torchrun --nproc-per-node 2 examples/train_llama.py --plan net.plan
 """
 
 import argparse
@@ -43,8 +41,8 @@ def read_files(held_out: bool) -> Tensor:
 
 def draw(text: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """A global batch, the same on every rank because the generator is."""
-    starts = torch.randint(len(text) - SEQUENCE, (BATCH,), generator=generator)
-    tokens = torch.stack([text[start : start + SEQUENCE] for start in starts.tolist()]).long()
+    starts = torch.randint(len(text) - SEQUENCE, (BATCH, 1), generator=generator)
+    tokens = text[starts + torch.arange(SEQUENCE)].long()
     return {"input_ids": tokens, "labels": tokens}
 
 
@@ -57,28 +55,26 @@ def report(model: nn.Module, step_seconds: float, peak_bytes: int) -> None:
     """What the plan said and what each rank measured."""
     measured = [(step_seconds, peak_bytes)] * WORLD_SIZE
     if WORLD_SIZE > 1:
-        distributed.all_gather_object(measured, (step_seconds, peak_bytes))
-    predicted = shardwright.plan_of(model).prediction
-    rows = [("predicted", predicted.step_seconds, predicted.device_bytes)]
-    rows += [(f"rank {rank}", *values) for rank, values in enumerate(measured)]
+        distributed.all_gather_object(measured, measured[0])
+    plan = shardwright.plan_of(model).prediction
     say(f"{'':12}{'step':>8}{'peak':>12}")
-    for name, seconds, num_bytes in rows:
+    rows = {"predicted": (plan.step_seconds, plan.device_bytes)} | {f"rank {r}": m for r, m in enumerate(measured)}
+    for name, (seconds, num_bytes) in rows.items():
         say(f"{name:12}{seconds:7.3f}s{format_size(num_bytes):>12}")
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Train a small Llama on the standard library's source.")
-    options.add_argument("--plan", help="a plan made elsewhere; without it, planned at the first forward")
+    options = argparse.ArgumentParser()
+    options.add_argument("--plan", help="made elsewhere; without it the first forward plans")
     options.add_argument("--steps", type=int, default=40)
     options.add_argument("--budget", default="900MiB", help="memory of one rank")
     args = options.parse_args()
-    torch.manual_seed(0)
 
     @shardwright.parallelize(cluster=f"cpu:{WORLD_SIZE}", budget=args.budget, optimizer="adamw", plan=args.plan)
-    class Llama(LlamaForCausalLM):
-        pass
+    class PlannedLlamaForCausalLM(LlamaForCausalLM): ...
 
-    model = Llama(CONFIG)
+    torch.manual_seed(0)
+    model = PlannedLlamaForCausalLM(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     train, generator = read_files(held_out=False), torch.Generator().manual_seed(0)
     model(**draw(train, generator))  # plans, and prints the plan; not a step
@@ -97,11 +93,9 @@ def main() -> None:
             norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
             say(f"step: {step}  loss: {loss.item():.4f}  grad_norm: {norm.item():.2f}  "
                 f"memory: {peaks[-1] / 2**20:.1f}MiB  tps: {BATCH * SEQUENCE / seconds[-1]:,.0f}")  # fmt: skip
-    model.eval()
-    text = read_files(held_out=True)
     with torch.no_grad():
-        losses = [model(**draw(text, generator)).loss.item() for _ in range(4)]
-    say(f"held-out loss: {statistics.mean(losses):.4f}")
+        loss = model.eval()(**draw(read_files(held_out=True), generator)).loss
+    say(f"held-out loss: {loss.item():.4f}")
     report(model, statistics.median(seconds[1:]), max(peaks))
 
 

@@ -1,7 +1,8 @@
 """What a graph, a cluster and a plan are, and their text. Knows neither torch nor a solver."""
 
 from shardwright.ir.cluster import Cluster, Device, Host, Link
-from shardwright.ir.decisions import Decisions, Fate, Gather, Tier
+from shardwright.ir.cluster_text import PRESETS, load_cluster, parse_cluster, print_cluster
+from shardwright.ir.decisions import Decisions, Fate, Gather, Schedule, Tier
 from shardwright.ir.errors import (
     CaptureError,
     ClusterError,
@@ -15,7 +16,9 @@ from shardwright.ir.errors import (
     TargetError,
     TextError,
 )
+from shardwright.ir.files import graph_path, load_graph, load_plan, save_graph, save_plan
 from shardwright.ir.graph import Arg, Graph, Input, InputKind, Node, Phase, Ref, Token, refs_in, substitute
+from shardwright.ir.parse import parse_graph
 from shardwright.ir.placements import (
     Layout,
     Mesh,
@@ -31,36 +34,51 @@ from shardwright.ir.placements import (
     parse_placement,
     replicated,
 )
+from shardwright.ir.plan import Baseline, Budget, Certificate, Identity, InputSpec, Plan, Prediction
+from shardwright.ir.plan_parse import parse_plan
+from shardwright.ir.plan_text import print_plan
+from shardwright.ir.print import format_node, graph_hash, print_graph
 from shardwright.ir.types import DTYPE_BYTES, TensorType, contiguous_strides, num_bytes
+from shardwright.ir.units import format_seconds, format_size, parse_seconds, parse_size
+from shardwright.ir.verify import verify_graph
 
 __all__ = [
-    "DTYPE_BYTES",
     "Arg",
+    "Baseline",
+    "Budget",
     "CaptureError",
+    "Certificate",
     "Cluster",
     "ClusterError",
+    "DTYPE_BYTES",
     "Decisions",
     "Device",
     "Fate",
     "Gather",
     "Graph",
     "GraphError",
-    "InfeasibleError",
     "Host",
+    "Identity",
+    "InfeasibleError",
     "Input",
     "InputError",
     "InputKind",
+    "InputSpec",
     "Layout",
     "Link",
     "Mesh",
     "Node",
+    "PRESETS",
     "Partial",
     "Phase",
     "Placement",
+    "Plan",
     "PlanError",
+    "Prediction",
     "Ref",
     "Replicate",
     "RuleError",
+    "Schedule",
     "Shard",
     "ShardwrightError",
     "StalePlanError",
@@ -73,11 +91,30 @@ __all__ = [
     "contiguous_strides",
     "divides",
     "format_layout",
+    "format_node",
+    "format_seconds",
+    "format_size",
+    "graph_hash",
+    "graph_path",
+    "load_cluster",
+    "load_graph",
+    "load_plan",
     "local_shape",
     "num_bytes",
+    "parse_cluster",
+    "parse_graph",
     "parse_layout",
     "parse_placement",
+    "parse_plan",
+    "parse_seconds",
+    "parse_size",
+    "print_cluster",
+    "print_graph",
+    "print_plan",
     "refs_in",
     "replicated",
+    "save_graph",
+    "save_plan",
     "substitute",
+    "verify_graph",
 ]

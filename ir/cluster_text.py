@@ -176,11 +176,15 @@ class _Table:
         known = allowed or _SECTIONS[section]
         for key in values:
             if key not in known:
-                raise self.error(key, f"expected one of the keys {', '.join(known)}, found {key!r}{closest(key, known)}")
+                raise self.error(
+                    key, f"expected one of the keys {', '.join(known)}, found {key!r}{closest(key, known)}"
+                )
         missing = [] if allowed else [key for key in known if key not in values]
         if missing:
             where = f"table [{section}]" if section else "the top of the file"
-            raise self.error(missing[0], f"expected the key {missing[0]!r} in {where}, found {', '.join(values) or 'none'}")
+            raise self.error(
+                missing[0], f"expected the key {missing[0]!r} in {where}, found {', '.join(values) or 'none'}"
+            )
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -231,7 +235,9 @@ class _Table:
     def _positive(self, key: str, parse: Callable[[str], float], zero: bool) -> float:
         value = self._quantity(key, parse)
         if not 0 <= value < float("inf") or not (value or zero):
-            raise self.error(key, f"expected a number {'of 0 or more' if zero else 'above 0'}, found {self._values[key]!r}")
+            raise self.error(
+                key, f"expected a number {'of 0 or more' if zero else 'above 0'}, found {self._values[key]!r}"
+            )
         return value
 
     def _quantity(self, key: str, parse: Callable[[str], _T]) -> _T:

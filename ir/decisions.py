@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from shardwright.ir.placements import Layout, Mesh
 
-__all__ = ["Decisions", "Fate", "Gather", "Tier"]
+__all__ = ["Decisions", "Fate", "Gather", "Schedule", "Tier"]
 
 
 class Fate(StrEnum):
@@ -32,6 +32,25 @@ class Tier(StrEnum):
     HOST = "host"
 
 
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How far starts and waits are moved apart: bytes that may be under way at once. More hides more and holds more."""
+
+    bucket_bytes: int = 25 * MIB
+    """Gradients reduced in one collective."""
+    gather_bytes: int = 64 * MIB
+    """Parameter gathers started ahead of their use, on one axis."""
+    reduce_bytes: int = 64 * MIB
+    """Whole gradients that live only because their reduction is under way."""
+    offload_bytes: int = 256 * MIB
+    """Storages that live only because their copy to the host is under way."""
+    reload_bytes: int = 256 * MIB
+    """Bytes coming back from the host ahead of their use."""
+
+
 @dataclass(frozen=True)
 class Decisions:
     """Everything the rewriter needs beside the graph. Names are those of the captured graph."""
@@ -48,3 +67,4 @@ class Decisions:
     """By parameter; those not named are gathered again."""
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     """Where a parameter's optimizer state lives; those not named: on the device."""
+    schedule: Schedule = Schedule()

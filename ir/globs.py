@@ -7,7 +7,7 @@ matches; `fold_names` finds few globs that say which names share a decision.
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, TypeVar
 
 from shardwright.ir.errors import TextError
@@ -70,9 +70,7 @@ class NameIndex:
         return {texts: tuple(numbers) for texts, numbers in found.items()}
 
 
-def fold_names(
-    decided: Mapping[str, _T], index: NameIndex, agrees: Callable[[str, _T], bool]
-) -> list[tuple[str, _T]]:
+def fold_names(decided: Mapping[str, _T], index: NameIndex, agrees: Callable[[str, _T], bool]) -> list[tuple[str, _T]]:
     """Lines (name or glob, decision) that together say `decided`. A line may cover more names than that, but
     only such that `agrees(name, decision)`."""
     groups: dict[tuple[tuple[str, ...], _T], None] = {}
@@ -85,9 +83,13 @@ def fold_names(
             continue
         family = index.families[texts]
         members = [numbers for numbers in family if agrees(_join(texts, map(str, numbers)), decision)]
-        for boxes in _boxes(members):
-            lines.append((_glob(texts, boxes, family, index, lambda name, d=decision: agrees(name, d)), decision))
+        for box in _boxes(members):
+            lines.append((_glob(texts, box, family, index, partial(_agrees, agrees, decision)), decision))
     return lines
+
+
+def _agrees(agrees: Callable[[str, _T], bool], decision: _T, name: str) -> bool:
+    return agrees(name, decision)
 
 
 _Box = tuple[tuple[int, ...], ...]

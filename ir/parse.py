@@ -1,11 +1,11 @@
 """Text to graph: the inverse of `print`. Repeats are expanded while the graph is built.
 
-An error shows the line with a caret. Nothing in a text can make this loop for long: what repeats may expand to is bounded.
+An error shows the line with a caret. What repeats may expand to is bounded, so that no text makes this loop for long.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -137,7 +137,6 @@ class _Builder:
         return range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
 
     def _add_block(self, section: str, lines: _Lines, indices: range | None) -> None:
-        add: Callable[[int | None], None]
         if section in ("forward", "backward"):
             parsed = [self._node_line(line) for line in lines]
             phase = Phase(section)

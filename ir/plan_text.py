@@ -6,20 +6,21 @@ Numbers are exact; the remark after `#` gives them rounded, for people.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Final, TypeVar
 
-from shardwright.ir.decisions import Decisions, Fate
+from shardwright.ir.decisions import Decisions, Fate, Schedule
 from shardwright.ir.errors import PlanError
 from shardwright.ir.globs import NameIndex, fold_names
 from shardwright.ir.graph import Graph, InputKind, Phase
 from shardwright.ir.names import closest, quote
 from shardwright.ir.ops import is_view
-from shardwright.ir.placements import Layout, format_layout
+from shardwright.ir.placements import Layout, format_layout, replicated
 from shardwright.ir.plan import FORMAT_VERSION, Baseline, Certificate, Plan, Prediction
 from shardwright.ir.plan_defaults import default_layout, default_reads
 from shardwright.ir.units import exact_percent, exact_seconds, exact_size, format_seconds, format_size
 
-__all__ = ["ABSENT", "FATE_KEYS", "PlanNames", "print_plan"]
+__all__ = ["ABSENT", "FATE_KEYS", "SCHEDULE_FIELDS", "PlanNames", "print_plan"]
 
 ABSENT: Final = "none"
 """Stands where a value has no layout or a node no reads: plans of a part of the graph."""
@@ -30,6 +31,9 @@ FATE_KEYS: Final[Mapping[Fate, tuple[str, str]]] = {
     Fate.OFFLOAD: ("offload", "host"),
 }
 """Fate to the key of its line and what follows the name."""
+
+SCHEDULE_FIELDS: Final = tuple((field.name.removesuffix("_bytes"), field.name) for field in fields(Schedule))
+"""Word in the text and attribute, all sizes."""
 
 _T = TypeVar("_T")
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:/+~@*-]+")
@@ -88,7 +92,10 @@ def _header(plan: Plan) -> list[str]:
         accumulate=str(identity.accumulate),
     )
     size = _fields(device=exact_size(budget.device_bytes), host=exact_size(budget.host_bytes))
-    mesh = ", ".join(f"{_word(a)}={n}" for a, n in zip(plan.decisions.mesh.axes, plan.decisions.mesh.sizes, strict=True))
+    schedule = _fields(**{field: exact_size(getattr(plan.decisions.schedule, name)) for field, name in SCHEDULE_FIELDS})
+    mesh = ", ".join(
+        f"{_word(a)}={n}" for a, n in zip(plan.decisions.mesh.axes, plan.decisions.mesh.sizes, strict=True)
+    )
     return [
         f"plan {FORMAT_VERSION}",
         _line("target", quote(plan.target), ", ".join(f"{_word(name)} {_word(v)}" for name, v in plan.versions)),
@@ -96,6 +103,7 @@ def _header(plan: Plan) -> list[str]:
         _line("inputs", ", ".join(f"{_word(spec.name)} {spec.type}" for spec in identity.inputs)),
         _line("cluster", quote(plan.cluster), f"mesh ({mesh})"),
         _line("budget", size),
+        _line("schedule", schedule),
     ]
 
 
@@ -132,16 +140,67 @@ def _baseline(found: Baseline) -> str:
 def _layout_lines(decisions: Decisions, graph: Graph, names: PlanNames) -> list[str]:
     mesh, layouts = decisions.mesh, decisions.layouts
     _check_known("place", layouts, names.values)
-    whole = default_layout_of_inputs = default_reads_whole(decisions)
-    del default_layout_of_inputs
-    explicit: dict[str, Layout | None] = {}
-    for given in graph.inputs:
-        if layouts.get(given.name) != whole:
-            explicit[given.name] = layouts.get(given.name)
+    whole = replicated(mesh)
+    explicit = {given.name: layouts.get(given.name) for given in graph.inputs if layouts.get(given.name) != whole}
     for node in graph.nodes:
         for result in node.results:
             if layouts.get(result) != default_layout(graph, node, result, decisions.reads.get(node.name), mesh):
                 explicit[result] = layouts.get(result)
-    return _decision_lines(
-        "place", explicit, names.values, layouts.get, lambda layout: ABSENT if layout is None else format_layout(layout)
-    )
+    return _decision_lines("place", explicit, names.values, layouts.get, _layout)
+
+
+def _read_lines(decisions: Decisions, graph: Graph, names: PlanNames) -> list[str]:
+    reads = decisions.reads
+    _check_known("read", reads, names.nodes)
+    explicit: dict[str, tuple[Layout, ...] | None] = {}
+    for node in graph.nodes:
+        found = reads.get(node.name)
+        if found is not None and len(found) != len(node.operands):
+            raise PlanError(
+                f"expected a layout for each of the {len(node.operands)} operands of {node.name!r}, found {len(found)}"
+            )
+        if node.results and found != default_reads(node, decisions.layouts, decisions.mesh):
+            explicit[node.name] = found
+    return _decision_lines("read", explicit, names.nodes, reads.get, _layouts)
+
+
+def _fate_lines(decisions: Decisions, names: PlanNames) -> list[str]:
+    _check_known("keep, recompute and offload", decisions.fates, names.storages)
+    lines: list[str] = []
+    for fate, (key, suffix) in FATE_KEYS.items():
+        chosen = {name: suffix for name, found in decisions.fates.items() if found is fate}
+        lines += _decision_lines(key, chosen, names.storages, chosen.get, str)
+    return lines
+
+
+def _map_lines(key: str, decided: Mapping[str, _T], index: NameIndex, write: Callable[[_T], str]) -> list[str]:
+    _check_known(key, decided, index)
+    return _decision_lines(key, decided, index, decided.get, write)
+
+
+def _decision_lines(
+    key: str,
+    explicit: Mapping[str, _T],
+    index: NameIndex,
+    decided: Callable[[str], object],
+    write: Callable[[_T], str],
+) -> list[str]:
+    folded = fold_names(explicit, index, lambda name, decision: decided(name) == decision)
+    return [_line(key, f"{name:<{_NAME_WIDTH}}", write(decision)) for name, decision in folded]
+
+
+def _layout(layout: Layout | None) -> str:
+    return ABSENT if layout is None else format_layout(layout)
+
+
+def _layouts(layouts: tuple[Layout, ...] | None) -> str:
+    return ABSENT if layouts is None else " ".join(f"[{format_layout(layout)}]" for layout in layouts)
+
+
+def _check_known(key: str, names: Iterable[str], index: NameIndex) -> None:
+    unknown = next((name for name in names if name not in index.positions), None)
+    if unknown is not None:
+        raise PlanError(
+            f"expected {key} decisions about names that the graph has for them, found {unknown!r}"
+            f"{closest(unknown, index.positions)}"
+        )

@@ -93,7 +93,9 @@ def parse_rate(text: str, noun: str) -> float:
     value = None if number is None else _fraction(number)
     if value is None or unit.removesuffix("/s") not in units or not unit.endswith("/s"):
         names = [f"{name}/s" for name in units]
-        raise TextError(f"expected a rate with one of the units {', '.join(names)}, found {text!r}{closest(unit, names)}")
+        raise TextError(
+            f"expected a rate with one of the units {', '.join(names)}, found {text!r}{closest(unit, names)}"
+        )
     try:
         return float(value * units[unit.removesuffix("/s")])
     except OverflowError:

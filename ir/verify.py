@@ -82,11 +82,15 @@ def _check_order(graph: Graph) -> None:
     phase = Phase.FORWARD
     for node in graph.nodes:
         if phase is Phase.BACKWARD and node.phase is Phase.FORWARD:
-            raise GraphError(f"expected all forward nodes before all backward nodes, found a forward node {_place(node)}")
+            raise GraphError(
+                f"expected all forward nodes before all backward nodes, found a forward node {_place(node)}"
+            )
         phase = node.phase
         for operand in node.operands:
             if operand not in known:
-                later = "which is made later" if operand in graph.types else f"which nothing makes{closest(operand, known)}"
+                later = (
+                    "which is made later" if operand in graph.types else f"which nothing makes{closest(operand, known)}"
+                )
                 raise GraphError(f"expected operands made before their use, found {operand!r}, {later}, {_place(node)}")
         known.update(node.results)
 
@@ -99,7 +103,9 @@ def _check_view(graph: Graph, node: Node) -> None:
     for result in node.results:
         found = graph.types[result]
         if node.op != "aten.view.dtype" and found.dtype != expected.dtype:
-            raise GraphError(f"expected a view to keep dtype {expected.dtype}, found {found} of {result!r} {_place(node)}")
+            raise GraphError(
+                f"expected a view to keep dtype {expected.dtype}, found {found} of {result!r} {_place(node)}"
+            )
         if node.op in _SAME_SIZE and found.num_elements != expected.num_elements:
             raise GraphError(
                 f"expected a view of {source!r} to keep its {expected.num_elements} elements ({expected}), "
@@ -159,7 +165,9 @@ def _check_wait(graph: Graph, wait: Node) -> None:
         raise GraphError(f"expected {family}.wait for a {start.op}, found {wait.op} {_place(wait)}")
     sent = start.operands[0] if start.operands else ""
     if len(wait.operands) > 1 and wait.operands[1] != sent:
-        raise GraphError(f"expected the wait to name what was sent, {sent!r}, found {wait.operands[1]!r} {_place(wait)}")
+        raise GraphError(
+            f"expected the wait to name what was sent, {sent!r}, found {wait.operands[1]!r} {_place(wait)}"
+        )
 
 
 def _check_in_place(graph: Graph) -> None:
@@ -184,4 +192,6 @@ def _check_in_place(graph: Graph) -> None:
             members.setdefault(root, []).append(result)
     for name in graph.returned:
         if name in stale:
-            raise GraphError(f"expected no overwritten value to be returned, found {name!r}, overwritten {_place(stale[name])}")
+            raise GraphError(
+                f"expected no overwritten value to be returned, found {name!r}, overwritten {_place(stale[name])}"
+            )

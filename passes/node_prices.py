@@ -5,14 +5,15 @@ move, on the stream that moves it; waits cost nothing by themselves.
 """
 
 from dataclasses import dataclass, field
+from itertools import repeat
 
-from shardwright.ir import Arg, Graph, GraphError, Mesh, Node, Ref, TensorType
+from shardwright.ir import Graph, GraphError, Mesh, Node, TensorType, substitute
 from shardwright.ir.ops import aliased_operand, is_collective
 from shardwright.passes.prices import Prices
 
 __all__ = ["NodePrices", "collective_bytes"]
 
-Key = tuple[str, Arg, Arg, tuple[int, ...], tuple[TensorType, ...], tuple[TensorType, ...]]
+Key = tuple[str, object, tuple[int, ...], tuple[TensorType, ...], tuple[TensorType, ...]]
 
 
 def collective_bytes(graph: Graph, node: Node) -> int:
@@ -41,7 +42,8 @@ class NodePrices:
         # Prices know types, not names; but reading one tensor twice is not reading two.
         ordinals = {name: number for number, name in enumerate(dict.fromkeys(operands))}
         same = tuple(ordinals[name] for name in operands)
-        key = (node.op, _blank(node.args), tuple((k, _blank(a)) for k, a in node.kwargs), same, types, results)
+        constants = substitute(node.args, repeat("")), *((k, substitute(a, repeat(""))) for k, a in node.kwargs)
+        key = (node.op, constants, same, types, results)
         if key not in self._ops:
             self._ops[key] = self.prices.op_seconds(node, types, results)
         return self._ops[key]
@@ -69,12 +71,3 @@ class NodePrices:
                 f"expected an axis of the mesh {self.mesh}, found {axis!r} in {node.name}; lower the graph for it"
             )
         return self.mesh.axes.index(str(axis))
-
-
-def _blank(arg: Arg) -> Arg:
-    """The argument with its refs made equal."""
-    if isinstance(arg, Ref):
-        return Ref("")
-    if isinstance(arg, tuple):
-        return tuple(map(_blank, arg))
-    return arg

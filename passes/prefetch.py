@@ -108,13 +108,20 @@ class _Moving:
 
     def run(self) -> tuple[Node, ...]:
         for position in range(len(self.graph.nodes)):
-            while any([self._advance(stream, position) for stream in self.streams]):
+            while any([self._fill(stream, position) for stream in self.streams]):
                 pass
             self._emit(position)
         return tuple(self.graph.nodes[position] for position in self.emitted)
 
+    def _fill(self, stream: str, position: int) -> bool:
+        """Start what may stand before the node at `position`, and say whether that was anything."""
+        num_started = len(self.queues[stream])
+        while self._advance(stream, position):
+            pass
+        return len(self.queues[stream]) < num_started
+
     def _advance(self, stream: str, position: int) -> bool:
-        """Start the next of a stream, if it may stand before the node at `position`."""
+        """Start the next of a stream, if it may stand there."""
         queue = self.queues[stream]
         while queue and queue[-1] in self.done:
             queue.pop()

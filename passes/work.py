@@ -193,9 +193,6 @@ _ATTENTION: Final[dict[str, _Attention]] = {
     "aten._scaled_dot_product_cudnn_attention_backward.default": _Attention(1, 14, True),
 }
 
-_BACKWARD_PRODUCTS: Final = 2.5
-"""Backward of a flash kernel runs five products where forward runs two: scores again, then dV, dP, dQ, dK."""
-
 
 def _attention_flops(node: Node, operands: Types) -> int:
     """Of [batch, heads, length, size] operands. A causal mask (aligned top left) skips the upper triangle."""
@@ -205,5 +202,6 @@ def _attention_flops(node: Node, operands: Types) -> int:
     pairs = num_queries * num_keys
     if _argument(node, shape.causal, "is_causal") is True:
         pairs = sum(min(position + 1, num_keys) for position in range(num_queries))
-    flops = 2 * math.prod(query[:-2]) * pairs * (query[-1] + value[-1])
-    return int(flops * _BACKWARD_PRODUCTS) if shape.backward else flops
+    # Forward: scores and their product with the values. Backward: scores again, dV, dP, dQ and dK.
+    depth = 3 * query[-1] + 2 * value[-1] if shape.backward else query[-1] + value[-1]
+    return 2 * math.prod(query[:-2]) * pairs * depth

@@ -27,9 +27,7 @@ app = typer.Typer(
     add_completion=True,
 )
 
-TargetText = Annotated[
-    str, typer.Argument(metavar="TARGET", help="file.py:function, package.module:function or hf:CONFIG.json")
-]
+TargetText = Annotated[str, typer.Argument(metavar="TARGET", help="file.py:function, package.module:function or hf:CONFIG.json")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", exists=True, dir_okay=False, help="a plan file")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON to stdout")]
 
@@ -44,19 +42,24 @@ def plan(
     rules: Annotated[
         Path | None, typer.Option(metavar="F", exists=True, dir_okay=False, help="rules that the plan must respect")
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="whose state to plan for")] = "adamw",
-    dtype: Annotated[str | None, typer.Option(help="of the parameters: float32, bfloat16, float16, float64")] = None,
-    loss: Annotated[str | None, typer.Option(help="output that is differentiated: .loss, 0")] = None,
+    optimizer: Annotated[str, typer.Option(metavar="NAME", help="whose state to plan for")] = "adamw",
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME", help="of the parameters: float32, bfloat16, float16, float64")
+    ] = None,
+    loss: Annotated[str | None, typer.Option(metavar="PATH", help="output that is differentiated: .loss, 0")] = None,
     mesh: Annotated[str | None, typer.Option(metavar="AXES", help="fix the mesh: dp=2,tp=4")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="global sequences a step, with hf:")] = None,
-    seq: Annotated[int | None, typer.Option(min=1, help="tokens a sequence, with hf:")] = None,
-    accumulate: Annotated[int, typer.Option(min=1, help="micro-batches a step")] = 1,
-    seed: Annotated[int, typer.Option(help="of random operators")] = 0,
-    time_limit: Annotated[float, typer.Option(min=0.0, metavar="S", help="seconds to solve")] = 60.0,
-    gap: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="G", help="relative gap to stop at")] = 0.005,
+    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="global sequences a step, with hf:")] = None,
+    seq: Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens a sequence, with hf:")] = None,
+    accumulate: Annotated[int, typer.Option(min=1, metavar="N", help="micro-batches a step")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="of random operators")] = 0,
+    time_limit: Annotated[float, typer.Option(min=0.0, metavar="S", help="seconds to solve")] = 120.0,
+    gap: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="G", help="relative gap to stop at")] = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """Capture TARGET, solve, and write the plan and the graph beside it. Ctrl-C keeps the best plan so far."""
+    """Capture TARGET, solve, write the plan and its graph.
+
+    Ctrl-C keeps the best plan so far.
+    """
     from shardwright.planner import cli_values
 
     cli_values.check_target(target, batch, seq)
@@ -92,20 +95,28 @@ def show(
     module: Annotated[str | None, typer.Option(metavar="GLOB", help="only modules whose path matches")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a plan per module: placements, fates, bytes, milliseconds; totals of one rank; baselines."""
+    """Print a plan per module; needs no model code.
+
+    Placements, what is kept, recomputed or offloaded, bytes and milliseconds; totals of one rank; baselines.
+    """
     from shardwright.ir import load_plan
     from shardwright.planner.json_export import show_json
     from shardwright.planner.show import show_plan
+    from shardwright.planner.spending import plan_spending
 
     found, graph = load_plan(plan_file)
+    spending = plan_spending(found, graph)
     if as_json:
-        return _print_json(show_json(found, graph, None, module))
-    _print(show_plan(found, graph, None, module))
+        return _print_json(show_json(found, graph, spending, module))
+    _print(show_plan(found, graph, spending, module))
 
 
 @app.command()
 def check(plan_file: PlanFile, as_json: AsJson = False) -> None:
-    """Replay a plan edited by hand: rewrite its predict line, or refuse it when it is not legal or does not fit."""
+    """Replay a plan edited by hand; accept or refuse it.
+
+    An accepted plan gets a new predict line. Refused is what is not legal, or does not fit its budget.
+    """
     from shardwright.planner.api import check_plan
 
     from shardwright.ir import load_plan, save_plan
@@ -124,7 +135,7 @@ def check(plan_file: PlanFile, as_json: AsJson = False) -> None:
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices, engines and the price database of this machine, and what to mend."""
+    """Report versions, devices, and what to mend."""
     from dataclasses import asdict
 
     from shardwright.planner.doctor import examine, report_table

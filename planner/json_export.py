@@ -1,14 +1,13 @@
 """A plan as JSON for scripts: an export only, never read back. Bytes and seconds are plain numbers."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 
 from shardwright.ir import Fate, Graph, format_layout
 from shardwright.ir.plan import Plan
 from shardwright.planner.module_classes import ModuleClass, module_classes
-from shardwright.planner.module_seconds import Spent
 from shardwright.planner.plan_header import objective_drift
 from shardwright.planner.rank_totals import rank_totals
+from shardwright.planner.spending import Spending
 
 __all__ = ["Json", "class_json", "plan_json", "show_json"]
 
@@ -48,12 +47,17 @@ def plan_json(plan: Plan) -> dict[str, Json]:
 
 
 def show_json(
-    plan: Plan, graph: Graph, spent: Mapping[str, Spent] | None = None, module_glob: str | None = None
+    plan: Plan, graph: Graph, spending: Spending | None = None, module_glob: str | None = None
 ) -> dict[str, Json]:
     """What `show` prints: the plan, its module classes and the totals of one rank."""
-    classes = module_classes(graph, plan.decisions, spent, module_glob)
+    spent = spending.by_module if spending else None
+    classes = module_classes(graph, plan.decisions, spent or None, module_glob)
     modules: list[Json] = [class_json(row) for row in classes]
-    return plan_json(plan) | {"modules": modules, "rank_totals": _record(rank_totals(plan, graph))}
+    return plan_json(plan) | {
+        "modules": modules,
+        "prices": spending.source if spending else None,
+        "rank_totals": _record(rank_totals(plan, graph)),
+    }
 
 
 def class_json(row: ModuleClass) -> dict[str, Json]:

@@ -84,5 +84,5 @@ def _baseline_cells(baseline: Baseline, plan_seconds: float) -> tuple[str, str, 
         "n/a" if seconds is None else format_seconds(seconds),
         "" if size is None else format_size(size),
         "" if seconds is None or plan_seconds <= 0 else f"{seconds / plan_seconds:.2f}x",
-        baseline.note,
+        baseline.note.removeprefix("n/a: "),  # the step column says it already
     )

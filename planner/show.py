@@ -12,9 +12,9 @@ from rich.text import Text
 from shardwright.ir import Fate, Graph, format_size
 from shardwright.ir.plan import Plan
 from shardwright.planner.module_classes import FateLayers, ModuleClass, Weight, layer_runs, module_classes
-from shardwright.planner.module_seconds import Spent
 from shardwright.planner.plan_header import baseline_table, header
 from shardwright.planner.rank_totals import RankTotals, rank_totals
+from shardwright.planner.spending import Spending
 
 __all__ = ["fate_lines", "show_plan"]
 
@@ -23,17 +23,24 @@ _FATE_STYLES = {Fate.KEEP: "", Fate.RECOMPUTE: "cyan", Fate.OFFLOAD: "magenta"}
 
 
 def show_plan(
-    plan: Plan, graph: Graph, spent: Mapping[str, Spent] | None = None, module_glob: str | None = None
+    plan: Plan, graph: Graph, spending: Spending | None = None, module_glob: str | None = None
 ) -> RenderableType:
     """Everything about a plan; with `module_glob` the header and the rows of those modules only."""
-    classes = module_classes(graph, plan.decisions, spent, module_glob)
-    axes = ", ".join(plan.decisions.mesh.axes)
-    table = module_table(classes)
-    caption = Text(f"placements in mesh order ({axes}); bytes and ms of one rank, all layers of a row", style="dim")
+    spent = spending.by_module if spending else None
+    table = module_table(module_classes(graph, plan.decisions, spent or None, module_glob))
+    caption = Text(_caption(plan, spending), style="dim")
     parts: list[RenderableType] = [header(plan), "", table, caption]
     if module_glob is None:
         parts += ["", totals_table(rank_totals(plan, graph)), "", baseline_table(plan)]
     return Group(*parts)
+
+
+def _caption(plan: Plan, spending: Spending | None) -> str:
+    axes = ", ".join(plan.decisions.mesh.axes)
+    text = f"placements in mesh order ({axes}); one rank, all layers of a row together"
+    if spending is None:
+        return text
+    return f"{text}; ms {spending.source}" if spending.by_module else f"{text}; {spending.source}"
 
 
 def module_table(classes: Iterable[ModuleClass]) -> Table:

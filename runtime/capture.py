@@ -39,7 +39,7 @@ from shardwright.runtime.fake_module import FakeModule, fake_copy
 from shardwright.runtime.loss import LossFunction
 from shardwright.runtime.naming import ROOT, named
 from shardwright.runtime.simplify import simplified
-from shardwright.runtime.step import Batch, OutputShape, Step, fake_batch, run_once
+from shardwright.runtime.traced_step import Batch, OutputShape, TracedStep, fake_batch, run_once
 from shardwright.runtime.torch_ops import tensor_type
 from shardwright.runtime.trees import format_path
 
@@ -72,7 +72,7 @@ def capture(
     shape = run_once(trial, batch, mode, loss, loss_fn)
     if plain_attention:
         use_recorded_masks(fake.module, trial)
-    graph, tensors = _traced(Step(fake.module, batch, shape, loss_fn), fake, batch, shape, name or type(module).__name__)
+    graph, tensors = _traced(TracedStep(fake.module, batch, shape, loss_fn), fake, batch, shape, name or type(module).__name__)
     return Captured(
         graph=graph,
         inputs=tuple(
@@ -91,7 +91,7 @@ def capture(
 
 
 def _traced(
-    step: Step, fake: FakeModule, batch: Batch, shape: OutputShape, name: str
+    step: TracedStep, fake: FakeModule, batch: Batch, shape: OutputShape, name: str
 ) -> tuple[Graph, Mapping[str, torch.Tensor]]:
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")

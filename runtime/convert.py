@@ -228,8 +228,9 @@ def _has_stack(node: fx.Node) -> bool:
 
 
 def _module_of_operand(work: _Work, node: fx.Node) -> str:
-    """Autograd adds gradients of a value that is used twice, outside any module: where the first of them came from."""
-    return next((work.modules[work.values[n]] for n in node.all_input_nodes if work.values.get(n) in work.modules), "")
+    """Autograd adds gradients of a value that is used twice, outside any module: where the last of them came from."""
+    read = (work.values.get(source, "") for source in reversed(node.all_input_nodes))
+    return next((work.modules[name] for name in read if name in work.modules), "")
 
 
 def _where(node: fx.Node) -> str:

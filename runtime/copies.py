@@ -13,10 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shardwright.ir import Graph, TensorType
 from shardwright.runtime.host_pool import HostBuffer, HostPool
 
-__all__ = ["Copies", "CpuCopies", "CudaCopies", "HostCopy", "Reload", "copies_on", "host_buffer_sizes"]
+__all__ = ["Copies", "CpuCopies", "CudaCopies", "HostCopy", "Reload", "copies_on", "extent"]
 
 Done = Future[None] | torch.cuda.Event
 
@@ -31,7 +30,7 @@ class HostCopy:
         self.dtype = x.dtype
         self.shape = x.shape
         self.strides = x.stride()
-        self.buffer: HostBuffer = pool.acquire(_extent(x.shape, x.stride()) * x.element_size())
+        self.buffer: HostBuffer = pool.acquire(extent(x.shape, x.stride()) * x.element_size())
         self.done: Done | None = None
 
     def __del__(self) -> None:
@@ -42,7 +41,7 @@ class HostCopy:
 
     def fresh(self, device: torch.device) -> Tensor:
         """An unwritten device tensor of the same dtype, shape and strides."""
-        flat = torch.empty(_extent(self.shape, self.strides), dtype=self.dtype, device=device)
+        flat = torch.empty(extent(self.shape, self.strides), dtype=self.dtype, device=device)
         return flat.as_strided(self.shape, self.strides)
 
 
@@ -175,36 +174,6 @@ class _CudaReload(Reload):
             self.tensor.record_stream(self.stream)
 
 
-def host_buffer_sizes(graph: Graph) -> tuple[int, ...]:
-    """Bytes of the buffers a step of the rank graph needs: of each size the most that are in use at once."""
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for position, node in enumerate(graph.nodes):
-        if node.op == "tier.offload":
-            size = _type_bytes(graph.types[node.operands[0]])
-            spans.setdefault(size, []).append((position, max(position, _last_read(graph, node.name))))
-    return tuple(size for size, found in sorted(spans.items()) for _ in range(_most_at_once(found)))
-
-
-def _last_read(graph: Graph, host: str) -> int:
-    """Position of the last node that reads a host copy, under any of its names."""
-    last = -1
-    for position in graph.users.get(host, ()):
-        node = graph.nodes[position]
-        again = _last_read(graph, node.name) if node.op == "tier.wait" and node.operands[0] == host else -1
-        last = max(last, position, again)
-    return last
-
-
-def _most_at_once(spans: list[tuple[int, int]]) -> int:
-    return max(sum(start <= at <= end for start, end in spans) for at, _ in spans)
-
-
-def _type_bytes(kind: TensorType) -> int:
-    if kind.strides is None:
-        return kind.num_bytes
-    return _extent(kind.shape, kind.strides) * (kind.num_bytes // max(kind.num_elements, 1))
-
-
 def _finished(h: HostCopy | Reload) -> HostCopy | Tensor:
     if isinstance(h, HostCopy):
         return h
@@ -212,7 +181,7 @@ def _finished(h: HostCopy | Reload) -> HostCopy | Tensor:
     return h.tensor
 
 
-def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Elements from the first to the last that the tensor touches."""
     if 0 in shape:
         return 0
@@ -221,7 +190,7 @@ def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 def _bytes_of(x: Tensor) -> Tensor:
     """The memory that `x` touches, flat: one plain copy keeps dtype and strides, whatever they are."""
-    return x.as_strided((_extent(x.shape, x.stride()),), (1,)).view(torch.uint8)
+    return x.as_strided((extent(x.shape, x.stride()),), (1,)).view(torch.uint8)
 
 
 def _copy_boxed(box: list[Tensor]) -> None:

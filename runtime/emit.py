@@ -18,8 +18,9 @@ from shardwright.ir import Arg, Graph, GraphError, InputKind, Mesh, Node, Phase,
 from shardwright.ir.ops import is_collective
 from shardwright.runtime import kernels
 from shardwright.runtime.compat import BoxedCodeGen
-from shardwright.runtime.copies import Copies, host_buffer_sizes
+from shardwright.runtime.copies import Copies
 from shardwright.runtime.faults import Fault, Injector, broken_collective
+from shardwright.runtime.host_buffers import host_buffer_sizes
 from shardwright.runtime.program import Program
 from shardwright.runtime.torch_ops import torch_arg, torch_op
 

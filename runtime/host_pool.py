@@ -89,8 +89,9 @@ class HostPool:
     def close(self) -> None:
         """Free what is not in use."""
         self._collect()
-        for size in list(self._free):
-            self._evict(size)
+        for size, free in self._free.items():
+            while free:
+                self._discard(size)
 
     def _collect(self) -> None:
         while self._returned:
@@ -99,39 +100,44 @@ class HostPool:
             self._free.setdefault(buffer.num_bytes, []).append(buffer)
 
     def _allocate(self, num_bytes: int) -> HostBuffer:
-        # Free buffers of other sizes make room, the largest first.
-        for size in sorted((size for size, free in self._free.items() if free), reverse=True):
-            if self._held_bytes + num_bytes <= self.budget_bytes:
-                break
-            self._evict(size)
-        if self._held_bytes + num_bytes > self.budget_bytes:
+        self._make_room(num_bytes)
+        storage = torch.UntypedStorage(num_bytes, device="cpu")  # type: ignore[no-untyped-call]
+        if self._pinned and num_bytes:
+            _register(storage)
+        # Owned before any operator sees it, so that whoever counts storages can tell from the start.
+        self._owned.add(storage.data_ptr())
+        self._held_bytes += num_bytes
+        self._num_buffers[num_bytes] += 1
+        return HostBuffer(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Discards free buffers of other sizes, the largest first, until there is room within the budget."""
+        sizes = sorted((size for size, free in self._free.items() for _ in free), reverse=True)
+        if self._held_bytes - sum(sizes) + num_bytes > self.budget_bytes:
             raise PlanError(
                 f"expected the host pool to stay within {self.budget_bytes} bytes, found {num_bytes} more wanted with"
                 f" {self._used_bytes} in use; raise the host budget, or plan again with less offloaded"
             )
-        data = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-        if self._pinned and num_bytes:
-            _register(data)
-        self._held_bytes += num_bytes
-        self._num_buffers[num_bytes] += 1
-        self._owned.add(data.untyped_storage().data_ptr())
-        return HostBuffer(data)
+        for size in sizes:
+            if self._held_bytes + num_bytes <= self.budget_bytes:
+                return
+            self._discard(size)
 
-    def _evict(self, size: int) -> None:
-        for buffer in self._free.pop(size):
-            if buffer.last_use is not None:
-                buffer.last_use.synchronize()
-            if self._pinned and size:
-                torch.cuda.cudart().cudaHostUnregister(buffer.data.data_ptr())  # type: ignore[no-untyped-call]
-            self._held_bytes -= size
-            self._num_buffers[size] -= 1
-            self._owned.discard(buffer.data.untyped_storage().data_ptr())
+    def _discard(self, size: int) -> None:
+        buffer = self._free[size].pop()
+        if buffer.last_use is not None:
+            buffer.last_use.synchronize()
+        if self._pinned and size:
+            torch.cuda.cudart().cudaHostUnregister(buffer.data.data_ptr())  # type: ignore[no-untyped-call]
+        self._held_bytes -= size
+        self._num_buffers[size] -= 1
+        self._owned.discard(buffer.data.untyped_storage().data_ptr())
 
 
-def _register(data: Tensor) -> None:
-    status = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0)  # type: ignore[no-untyped-call]
+def _register(storage: torch.UntypedStorage) -> None:
+    status = torch.cuda.cudart().cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0)  # type: ignore[no-untyped-call]
     if int(status) != 0:
         raise PlanError(
-            f"expected CUDA to pin {data.numel()} bytes of host memory, found error {int(status)};"
+            f"expected CUDA to pin {storage.nbytes()} bytes of host memory, found error {int(status)};"
             " lower the host budget or raise the limit on locked memory (ulimit -l)"
         )

@@ -28,7 +28,7 @@ CHECK_EVERY = 100
 
 
 class LocalPart(Tensor):
-    """A rank's own part of a global tensor, as `shard_loader` yields it; stays marked through `.to(...)`, slices, ..."""
+    """A rank's own part of a global tensor, as `shard_loader` yields it; stays marked through `.to(...)` and slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,9 @@ class Batch:
     """What was handed in."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Tensor], planned: Mapping[str, PlannedInput], home: Home, mode: InputMode) -> "Batch":
+    def of(
+        cls, given: Mapping[str, Tensor], planned: Mapping[str, PlannedInput], home: Home, mode: InputMode
+    ) -> "Batch":
         """Check and place what was handed in. Raises InputError."""
         is_local = mode == "local" or any(isinstance(tensor, LocalPart) for tensor in given.values())
         plain = {name: tensor.detach().as_subclass(Tensor) for name, tensor in given.items()}
@@ -128,8 +130,8 @@ def _difference(name: str, twin: int, rank: int, is_local: bool) -> str:
             "the batches, with the same seed for the sampler on every rank"
         )
     return (
-        f"expected the same global {name} on every rank, found other values on ranks {twin} and {rank}; wrap the loader "
-        "in shardwright.shard_loader(loader, model) to feed each rank its part, or seed the ranks' samplers alike"
+        f"expected the same global {name} on every rank, found other values on ranks {twin} and {rank}; wrap the "
+        "loader in shardwright.shard_loader(loader, model) to feed each rank its part, or seed the ranks' samplers alike"
     )
 
 
@@ -138,6 +140,10 @@ def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def gathered(part: Tensor, planned: PlannedInput, home: Home) -> Tensor:
+def gathered(part: Tensor, layout: Layout, home: Home) -> Tensor:
     """The global tensor from every rank's part. Collective."""
-    return whole(as_dtensor(part, torch.Size(planned.type.shape), planned.layout, home))
+    shape = list(part.shape)
+    for placement, size in zip(layout, home.mesh.sizes, strict=True):
+        if isinstance(placement, Shard | Strided):
+            shape[placement.dim] *= size
+    return whole(as_dtensor(part.contiguous(), torch.Size(shape), layout, home))

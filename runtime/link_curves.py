@@ -47,7 +47,7 @@ class LinkCurves:
     copies: Curve
     """Mean of a copy into pooled host memory and one back into fresh memory, by bytes."""
     adam: Curve
-    """One fused AdamW step on float32, by elements."""
+    """A fused AdamW step on float32, by elements of one parameter among several."""
     matmul_contention: float
     """Seconds of a matmul with all ranks busy over seconds of it alone; at least 1."""
     memory_contention: float

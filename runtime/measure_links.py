@@ -8,6 +8,7 @@ Collectives are those that the emitted program calls, waits and fresh results in
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -15,31 +16,42 @@ import torch.distributed as dist
 
 from shardwright.runtime import kernels
 from shardwright.runtime.link_curves import Curve, LinkCurves, group_sizes_of
+from shardwright.runtime.processor import num_cores
 from shardwright.runtime.rank_pool import run_ranks
 
-__all__ = ["LINK_SIZES", "measure_links", "rank_curves"]
+__all__ = ["LinkSizes", "measure_links", "rank_curves"]
 
-LINK_SIZES: Final = (4, 4_096, 65_536, 524_288, 4 * 2**20, 16 * 2**20, 64 * 2**20)
-"""Bytes of the whole tensor."""
-COPY_SIZES: Final = (65_536, 2**20, 8 * 2**20, 64 * 2**20)
-ADAM_SIZES: Final = (4_096, 262_144, 4 * 2**20)
-"""Elements of one parameter; the largest is far outside caches."""
+
+@dataclass(frozen=True, slots=True)
+class LinkSizes:
+    """Where the curves are measured, ascending."""
+
+    collectives: tuple[int, ...] = (4, 4_096, 65_536, 524_288, 4 * 2**20, 16 * 2**20, 64 * 2**20)
+    """Bytes of the whole tensor."""
+    copies: tuple[int, ...] = (65_536, 2**20, 8 * 2**20, 64 * 2**20)
+    """Bytes; fresh memory past 32 MiB costs page faults."""
+    adam: tuple[int, ...] = (4_096, 262_144, 4 * 2**20)
+    """Elements of one parameter; the largest is far outside caches."""
+
+
 BURST_BYTES: Final = 65_536
 """Up to this size several collectives in a row are timed as one: a single one drowns in the skew of the barrier."""
 BURST: Final = 10
 REPEATS: Final = 3
 """Of a large one; small ones are cheap and vary more, so they are repeated more often."""
+ADAM_PARAMETERS: Final = 16
 TIME_LIMIT_SECONDS: Final = 120.0
+ALL_SIZES: Final = LinkSizes()
 
 
 def measure_links(
-    num_ranks: int, sizes: tuple[int, ...] = LINK_SIZES, timeout_seconds: float = TIME_LIMIT_SECONDS
+    num_ranks: int, sizes: LinkSizes = ALL_SIZES, timeout_seconds: float = TIME_LIMIT_SECONDS
 ) -> LinkCurves:
     """Start the ranks, measure, end them. Raises RankError when one fails or the time is over."""
     return run_ranks(num_ranks, rank_curves, sizes, timeout_seconds=timeout_seconds)[0]
 
 
-def rank_curves(sizes: tuple[int, ...]) -> LinkCurves:
+def rank_curves(sizes: LinkSizes) -> LinkCurves:
     """What each rank does; all come to the same figures, those of the slowest."""
     torch.set_num_threads(1)
     num_ranks = dist.get_world_size()
@@ -47,15 +59,15 @@ def rank_curves(sizes: tuple[int, ...]) -> LinkCurves:
     for group_size in group_sizes_of(num_ranks):
         group = _own_group(group_size)
         for kind in _KINDS:
-            seconds = [_collective_seconds(kind, size, group_size, group) for size in sizes]
-            collectives[kind, group_size] = _rising(sizes, seconds)
+            seconds = [_collective_seconds(kind, size, group_size, group) for size in sizes.collectives]
+            collectives[kind, group_size] = _rising(sizes.collectives, seconds)
     return LinkCurves(
         num_ranks,
         collectives,
-        _rising(COPY_SIZES, [_slowest(_copy_call(size), 2 * REPEATS) / 2 for size in COPY_SIZES]),
-        _rising(ADAM_SIZES, [_slowest(_adam_call(size), 2 * REPEATS) for size in ADAM_SIZES]),
-        _contention(_matmul_call()),
-        _contention(_stream_call()),
+        _rising(sizes.copies, [_slowest(_copy_call(size), 2 * REPEATS) / 2 for size in sizes.copies]),
+        _rising(sizes.adam, [_adam_seconds(size) for size in sizes.adam]),
+        _contention(_matmul_call(), _core_share(num_ranks), 2 * _core_share(num_ranks)),
+        _contention(_stream_call(), 1.0, max(num_ranks, 2 * _core_share(num_ranks))),
     )
 
 
@@ -132,10 +144,17 @@ def _copy_call(num_bytes: int) -> Call:
     return both_ways
 
 
-def _adam_call(num_elements: int) -> Call:
-    parameter = torch.nn.Parameter(torch.ones(num_elements))
-    parameter.grad = torch.ones(num_elements)
-    return torch.optim.AdamW([parameter], fused=True).step
+def _adam_call(num_elements: int, num_parameters: int) -> Call:
+    parameters = [torch.nn.Parameter(torch.ones(num_elements)) for _ in range(num_parameters)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(num_elements)
+    return torch.optim.AdamW(parameters, fused=True).step
+
+
+def _adam_seconds(num_elements: int) -> float:
+    """Of one parameter among several: the fixed cost of a step belongs to all of them."""
+    num_parameters = max(1, min(ADAM_PARAMETERS, 4 * 2**20 // num_elements))
+    return _slowest(_adam_call(num_elements, num_parameters), 2 * REPEATS) / num_parameters
 
 
 def _matmul_call() -> Call:
@@ -162,8 +181,13 @@ def _slowest(call: Call, repeats: int) -> float:
     return float(slowest.median())
 
 
-def _contention(call: Call) -> float:
-    """All ranks at once over one alone (the others wait in a barrier).
+def _core_share(num_ranks: int) -> float:
+    """Ranks for each core, at least 1."""
+    return max(1.0, num_ranks / num_cores())
+
+
+def _contention(call: Call, least: float, most: float) -> float:
+    """All ranks at once over one alone (the others wait in a barrier), kept to what sharing cores or a bus explains.
 
     The best of each, so that strangers on the machine count less.
     """
@@ -171,10 +195,10 @@ def _contention(call: Call) -> float:
     dist.barrier()
     both = torch.tensor([_best_seconds(call), alone], dtype=torch.float64)
     dist.all_reduce(both, dist.ReduceOp.MAX)
-    return max(1.0, float(both[0] / both[1]))
+    return min(most, max(least, float(both[0] / both[1])))
 
 
-def _best_seconds(call: Call, seconds: float = 0.15) -> float:
+def _best_seconds(call: Call, seconds: float = 0.3) -> float:
     """Mean over rounds of some milliseconds, long enough to be shared fairly with other ranks; the best round."""
     call()
     best, deadline = math.inf, time.perf_counter() + seconds

@@ -5,15 +5,17 @@ runs the program in train mode with gradients on. Every other forward (eval, no_
 own code on gathered parameters; it is collective, like the rest: all ranks call it, or none.
 """
 
+import copy
+import copyreg
 import functools
-import inspect
-import warnings
+import types
 from collections.abc import Callable, Mapping
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
-from shardwright.ir import Decisions, Graph, InputError, InputKind, PlanError, format_layout
+from shardwright.ir import Decisions, Graph, InputKind, PlanError, format_layout
 from shardwright.runtime.agreement import require_agreement, schedule
 from shardwright.runtime.captured import Captured
 from shardwright.runtime.copies import copies_on
@@ -74,9 +76,7 @@ def install(
         program=program,
         home=home,
         outputs=Outputs.of(captured, rank_graph, decisions, home),
-        inputs={
-            leaf.name: PlannedInput(leaf.name, leaf.type, home.layout(leaf.name)) for leaf in captured.inputs
-        },
+        inputs={leaf.name: PlannedInput(leaf.name, leaf.type, home.layout(leaf.name)) for leaf in captured.inputs},
         optimizer=optimizer,
     )
     if is_on_meta(module):
@@ -106,12 +106,24 @@ def _layout_lines(decisions: Decisions) -> list[str]:
 
 def _check_module(module: nn.Module) -> None:
     if find_session(module) is not None:
-        raise PlanError(f"expected a module without a plan, found a {type(module).__name__} that has one; build it anew")
+        raise PlanError(
+            f"expected a module without a plan, found a {type(module).__name__} that has one; build it anew"
+        )
     if "forward" in module.__dict__:
         raise PlanError(
             f"expected the forward of the class {type(module).__name__}, found one set on the instance; plan before "
             "anything wraps the model's forward"
         )
+
+
+def _adopt(copied: nn.Module, module: nn.Module) -> None:
+    """Give a copy that was made before planning what a copy made after it would have."""
+    session = find_session(module)
+    if session is None:
+        raise PlanError(f"expected a planned {type(module).__name__}, found one without a plan")
+    distribute(copied, session.installed.home)
+    Session(session.installed, session.input_mode).put_on(copied)
+    copied.__class__ = type(module)
 
 
 def _planned_class(base: type[nn.Module]) -> type[nn.Module]:
@@ -124,9 +136,15 @@ def _planned_class(base: type[nn.Module]) -> type[nn.Module]:
             return plain_forward(self, base.forward, session, args, kwargs)
         return _train_forward(self, session, args, kwargs)
 
-    def reduce(self: nn.Module, protocol: int) -> object:
-        plain = {key: value for key, value in self.__dict__.items() if find_session(self) is not value}
-        return functools.partial(base.__new__, base), (), plain
+    def reduce(self: nn.Module, protocol: SupportsIndex) -> object:
+        plain = {key: value for key, value in self.__dict__.items() if value is not find_session(self)}
+        return copyreg.__newobj__, (base,), plain  # type: ignore[attr-defined]
+
+    def deepcopy(self: nn.Module, memo: dict[int, object]) -> nn.Module:
+        copied = copyreg.__newobj__(type(self))  # type: ignore[attr-defined]
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return copied  # type: ignore[no-any-return]
 
     names = {
         "__module__": base.__module__,
@@ -134,8 +152,9 @@ def _planned_class(base: type[nn.Module]) -> type[nn.Module]:
         "__doc__": base.__doc__,
         "forward": forward,
         "__reduce_ex__": reduce,
+        "__deepcopy__": deepcopy,
     }
-    return type(base)(base.__name__, (base,), names)
+    return types.new_class(base.__name__, (base,), exec_body=lambda namespace: namespace.update(names))
 
 
 def _train_forward(module: nn.Module, session: Session, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

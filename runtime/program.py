@@ -7,15 +7,18 @@ calls must hold no saved tensor besides the list.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from shardwright.ir import InputError
+from shardwright.runtime import kernels as kernels_module
 from shardwright.runtime.copies import HostCopy, Reload
 
 __all__ = ["Program", "Saved"]
+
+KERNELS: Final = kernels_module.__name__
 
 Saved: TypeAlias = Tensor | HostCopy | Reload
 """What forward hands to backward: a tensor, or a copy that is on its way or on the host."""
@@ -59,9 +62,15 @@ class Program:
         with torch.no_grad():
             return self.backward_module.forward(boxed)  # type: ignore[no-any-return]
 
-    def source(self) -> str:
-        """Both functions as Python that runs by itself: `self` needs `copies` where the plan offloads."""
-        parts = [_python(self.forward_module, "forward"), _python(self.backward_module, "backward")]
+    def source(self, kernels: str = KERNELS) -> str:
+        """Both functions as Python that runs with torch and `runtime/kernels.py`, imported as `kernels`.
+
+        `self` is only asked for `copies`, and only where the plan offloads.
+        """
+        parts = [
+            _python(self.forward_module, "forward", kernels),
+            _python(self.backward_module, "backward", kernels),
+        ]
         imports = dict.fromkeys(line for _, lines in parts for line in lines)
         notes = [
             f'"""{self.name}: one rank\'s program.\n\nLists that are handed in are emptied.\n',
@@ -77,18 +86,21 @@ def _listed(names: Sequence[str]) -> str:
     return "".join(f"\n    {name}" for name in names) or "nothing"
 
 
-def _python(module: fx.GraphModule, name: str) -> tuple[str, list[str]]:
+def _python(module: fx.GraphModule, name: str, kernels: str) -> tuple[str, list[str]]:
     """Text of the function, and the imports it needs beside torch."""
     code = module.graph.python_code("self")
     text = code.src.replace("def forward(", f"def {name}(", 1)
     used = {word: found for word, found in code.globals.items() if re.search(rf"\b{word}\b", text)}
-    return f"\n{text.strip()}\n", sorted(filter(None, (_import_line(word, found) for word, found in used.items())))
+    return f"\n{text.strip()}\n", sorted(
+        filter(None, (_import_line(word, found, kernels) for word, found in used.items()))
+    )
 
 
-def _import_line(word: str, found: object) -> str:
+def _import_line(word: str, found: object, kernels: str) -> str:
     if found is torch:
         return ""
     if isinstance(found, float):
         return f"from math import {word}"
     origin, attribute = getattr(found, "__module__", ""), getattr(found, "__name__", word)
+    origin = kernels if origin == KERNELS else origin
     return f"from {origin} import {attribute} as {word}" if origin != "builtins" else ""

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Self, TypeVar
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore
 
 from shardwright.ir import ShardwrightError
 from shardwright.runtime.rank_worker import Failure, Job, Reply
@@ -45,7 +45,7 @@ class RankPool:
     grace_seconds: float = 5.0
     """How long the other ranks may go on after one has failed."""
     _ranks: list[_Rank] = field(default_factory=list, init=False, repr=False)
-    _store: dist.TCPStore | None = field(default=None, init=False, repr=False)
+    _store: TCPStore | None = field(default=None, init=False, repr=False)
 
     def run(self, function: Callable[..., T], *args: object, timeout_seconds: float = 60.0) -> list[T]:
         """`function(*args)` on every rank; the results by rank.
@@ -94,9 +94,7 @@ class RankPool:
         return reply
 
     def _start(self) -> None:
-        self._store = dist.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
-        )
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         for number in range(self.num_ranks):
             self._ranks.append(self._start_rank(number, self._store.port))
 

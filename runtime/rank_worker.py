@@ -113,9 +113,10 @@ def main(descriptor: int, rank: int, size: int, port: int) -> None:
     from datetime import timedelta
 
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import TCPStore
 
     pipe = Connection(descriptor)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     while True:
         try:

@@ -99,7 +99,7 @@ class _Step(torch.autograd.Function):
         return tuple(returned)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         kept: _Kept = ctx.kept
         tangent = tangents[kept.position]
@@ -119,7 +119,7 @@ def _as_gradients(gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> 
     seen: set[tuple[int, int]] = set()
     result: list[Tensor] = []
     for gradient, parameter in zip(gradients, parameters, strict=True):
-        where = (gradient.untyped_storage().data_ptr(), gradient.storage_offset())
+        where = (gradient.untyped_storage().data_ptr(), int(gradient.storage_offset()))
         own = gradient.clone() if where in seen else gradient.contiguous()
         seen.add(where)
         result.append(dtensor_like(own, parameter) if isinstance(parameter, DTensor) else own)

@@ -5,12 +5,27 @@ rewriter would make of it for a mesh of one axis: data parallel with one bucket,
 plain with its activation offloaded.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from shardwright.ir import Arg, Graph, Input, InputKind, Layout, Mesh, Node, Phase, Ref, Replicate, Shard, TensorType
+from shardwright.ir import (
+    Arg,
+    Graph,
+    Input,
+    InputKind,
+    Layout,
+    Mesh,
+    Node,
+    Phase,
+    Ref,
+    Replicate,
+    Shard,
+    Strided,
+    TensorType,
+)
 from shardwright.ir.ops import aliased_operand
 from shardwright.runtime.shards import shard
 
@@ -43,7 +58,7 @@ class GraphWriter:
         self.calls(op, *args, to={to: shape}, dtype=dtype)
         return to
 
-    def calls(self, op: str, *args: Arg, to: dict[str, tuple[int, ...]], dtype: str = "f32") -> tuple[str, ...]:
+    def calls(self, op: str, *args: Arg, to: Mapping[str, tuple[int, ...]], dtype: str = "f32") -> tuple[str, ...]:
         self.nodes.append(Node(op, args, (), tuple(to), self.phase))
         self.types.update({name: TensorType(dtype, shape) for name, shape in to.items()})
         return tuple(to)
@@ -147,8 +162,6 @@ def mlp_layouts(kind: str) -> dict[str, Layout]:
     """Where inputs, and the gradients and output of `mlp(kind)`, live; on the one axis. Not named: replicated.
 
     The fully sharded down.weight is cut as [outer 2, rest] along dim 1: its parts are not consecutive."""
-    from shardwright.ir import Strided
-
     if kind == "fsdp":
         return {"up.weight": (Shard(0),), "down.weight": (Strided(1, 2),), **_BATCH_SPLIT}
     if kind == "tp":
@@ -200,10 +213,16 @@ def expected_peak_bytes(graph: Graph) -> int:
     peak = 0
     for at, node in enumerate(graph.nodes):
         alive |= {root[name] for name in node.results}
-        on_device = [name for name in alive if name not in graph.producers or graph.producers[name].op != "tier.offload"]
+        on_device = [
+            name for name in alive if name not in graph.producers or graph.producers[name].op != "tier.offload"
+        ]
         peak = max(peak, sum(graph.types[name].num_bytes for name in on_device))
         alive = {name for name in alive if last[name] > at}
     return peak
+
+
+def _on_device(graph: Graph, root: str) -> bool:
+    return root not in graph.producers or graph.producers[root].op != "tier.offload"
 
 
 def _lasts(graph: Graph, name: str) -> bool:

@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["StorageTracker"]
 
 
-class StorageTracker(TorchDispatchMode):
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes alive now and at most, while entered."""
 
     def __init__(self, held: Iterable[Tensor] = (), *, excluded: Callable[[Tensor], bool] = lambda _: False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.current_bytes = 0
         self.peak_bytes = 0
         self.num_storages = 0

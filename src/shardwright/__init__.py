@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardwright.planner.api import apply as apply
-    from shardwright.planner.api import parallelize as parallelize
+    from shardwright.planner.decorator import parallelize as parallelize
     from shardwright.planner.api import plan as plan
-    from shardwright.planner.store import Plan as Plan
+    from shardwright.ir import Plan as Plan
     from shardwright.runtime.optimizer import optimizer as optimizer
     from shardwright.runtime.shard_loader import shard_loader as shard_loader
 else:
@@ -19,7 +19,7 @@ else:
         "Plan": "shardwright.ir.plan",
         "apply": "shardwright.planner.api",
         "optimizer": "shardwright.runtime.optimizer",
-        "parallelize": "shardwright.planner.api",
+        "parallelize": "shardwright.planner.decorator",
         "plan": "shardwright.planner.api",
         "shard_loader": "shardwright.runtime.shard_loader",
     }

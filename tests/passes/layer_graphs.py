@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from tests.rank_graphs import GraphWriter
 from torch import Tensor
 
 from shardwright.ir import Arg, Graph, InputKind, Mesh, Phase, Ref
-from tests.rank_graphs import GraphWriter
 
 MESH = Mesh(("a", "b"), (2, 2))
 WAYS: Mapping[str, tuple[tuple[str, int], ...]] = {
@@ -106,9 +106,7 @@ def _write_backward(
                 again[name] = b.pair("tier.reload", hosts[name], to=f"{name}~again", shape=(rows, width))
         out, into = again.get(saved[i + 1], saved[i + 1]), again.get(saved[i], saved[i])
         path = f"grad(layers.{i})"
-        g = b.call(
-            "aten.threshold_backward.default", Ref(g), Ref(out), 0, to=f"{path}/relu", shape=(rows, width)
-        )
+        g = b.call("aten.threshold_backward.default", Ref(g), Ref(out), 0, to=f"{path}/relu", shape=(rows, width))
         w = b.whole(f"layers.{i}.w", layers[i].way, f"layers.{i}.w~again")
         turned = b.call("aten.t.default", Ref(into), to=f"{path}/h_t", shape=(width, rows))
         b.call("aten.mm.default", Ref(turned), Ref(g), to=f"grad(layers.{i}.w)", shape=(width, width))

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.passes.golden import CASES, Case, read_case
 
 from shardwright.ir import Graph, InputKind
 from shardwright.ir.parse import parse_graph
 from shardwright.passes.schedule_check import check_schedule
 from shardwright.runtime.lockstep import run_lockstep
-from tests.passes.golden import CASES, Case, read_case
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -30,9 +30,13 @@ def test_case(path: Path, update_golden: bool) -> None:
 
 def results(case: Case, graph: Graph) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    ranks = [{i.name: tensor(graph, i.name, i.kind, generator) for i in graph.inputs} for _ in range(case.mesh.num_ranks)]
+    ranks = [
+        {i.name: tensor(graph, i.name, i.kind, generator) for i in graph.inputs} for _ in range(case.mesh.num_ranks)
+    ]
     named = {"loss": graph.loss, **graph.gradients, **graph.outputs, **graph.updates}
-    return [{key: found[name] for key, name in named.items() if name} for found in run_lockstep(graph, case.mesh, ranks)]
+    return [
+        {key: found[name] for key, name in named.items() if name} for found in run_lockstep(graph, case.mesh, ranks)
+    ]
 
 
 def tensor(graph: Graph, name: str, kind: InputKind, generator: torch.Generator) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """Passes that move and merge collectives: the program computes the same, in every order they make."""
 
 import hypothesis.strategies as st
-import pytest
 import torch
 from hypothesis import given as over
 from hypothesis import settings
+from tests.passes.layer_graphs import MESH, WAYS, Layer, given, layer_graph
 
 from shardwright.ir import Graph
 from shardwright.passes.base import Pass
@@ -15,9 +15,7 @@ from shardwright.passes.inplace import InPlace
 from shardwright.passes.late_waits import LateWaits
 from shardwright.passes.prefetch import Prefetch
 from shardwright.passes.schedule import schedule
-from shardwright.passes.schedule_check import check_schedule
 from shardwright.runtime.lockstep import run_lockstep
-from tests.passes.layer_graphs import MESH, WAYS, Layer, given, layer_graph
 
 LAYERS = st.lists(st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans()), min_size=1, max_size=6)
 PASSES: st.SearchStrategy[Pass] = st.one_of(

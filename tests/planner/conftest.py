@@ -4,7 +4,22 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shardwright.ir import Decisions, Fate, Graph, Input, InputKind, Layout, Mesh, Node, Phase, Ref, TensorType, Tier
+from shardwright.ir import (
+    Decisions,
+    Fate,
+    Graph,
+    Input,
+    InputKind,
+    Layout,
+    Mesh,
+    Node,
+    Phase,
+    Ref,
+    TensorType,
+    Tier,
+    graph_hash,
+    parse_layout,
+)
 from shardwright.ir.plan import Baseline, Budget, Certificate, Identity, InputSpec, Plan, Prediction
 
 HIDDEN, WIDE, TOKENS, VOCABULARY = 4096, 14336, 8192, 128256
@@ -76,8 +91,6 @@ class _Builder:
 
 
 def _layouts(graph: Graph) -> dict[str, Layout]:
-    from shardwright.ir import parse_layout
-
     layouts = {}
     for name, tensor in graph.types.items():
         if len(tensor.shape) == 1:
@@ -124,7 +137,7 @@ def llama_plan(llama_graph: Graph) -> Plan:
     inputs = (InputSpec("input_ids", TensorType("i64", (TOKENS,))),)
     return Plan(
         target="hf:examples/configs/llama-8b.json",
-        identity=Identity("sha256:00", "train", ".loss", "adamw", "bfloat16", 0, 1, inputs),
+        identity=Identity(graph_hash(llama_graph), "train", ".loss", "adamw", "bfloat16", 0, 1, inputs),
         cluster="h100x64",
         budget=Budget(70 * 2**30, 4 * 2**30),
         decisions=decisions,

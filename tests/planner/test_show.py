@@ -2,17 +2,35 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console, RenderableType
 
-from shardwright.ir import Fate, Graph
+from shardwright.ir import (
+    Decisions,
+    Fate,
+    Graph,
+    Input,
+    InputKind,
+    Mesh,
+    Node,
+    Phase,
+    Ref,
+    Replicate,
+    Shard,
+    TensorType,
+    load_cluster,
+    parse_layout,
+)
 from shardwright.ir.plan import Plan
+from shardwright.passes.analytical import AnalyticalPrices
 from shardwright.planner.json_export import show_json
 from shardwright.planner.module_classes import layer_runs, module_classes, saved_storages
 from shardwright.planner.module_seconds import Spent
 from shardwright.planner.rank_totals import rank_totals
 from shardwright.planner.show import show_plan
+from shardwright.planner.spending import Spending, plan_spending
 from shardwright.planner.summary import plan_summary
 
 RANKS, TOKENS, HIDDEN, WIDE, BF16 = 64, 8192, 4096, 14336, 2
@@ -55,10 +73,6 @@ def test_fates_say_in_which_layers(llama_plan: Plan, llama_graph: Graph) -> None
 
 
 def test_layers_that_are_placed_differently_are_told_apart(llama_plan: Plan, llama_graph: Graph) -> None:
-    from dataclasses import replace
-
-    from shardwright.ir import parse_layout
-
     name = "model.layers.5.mlp.up_proj.weight"
     layouts = {**llama_plan.decisions.layouts, name: parse_layout("R, R")}
     changed = replace(llama_plan, decisions=replace(llama_plan.decisions, layouts=layouts))
@@ -71,7 +85,7 @@ def test_layers_that_are_placed_differently_are_told_apart(llama_plan: Plan, lla
 @pytest.mark.parametrize("width", [80, 100])
 def test_no_line_is_wider_than_the_terminal(llama_plan: Plan, llama_graph: Graph, width: int) -> None:
     spent = {node.module: Spent(1.5e-3, 1e-4) for node in llama_graph.nodes}
-    lines = printed(show_plan(llama_plan, llama_graph, spent), width)
+    lines = printed(show_plan(llama_plan, llama_graph, Spending(spent, "modelled")), width)
     assert max(map(len, lines)) <= width
     assert len(lines) < 70
     assert any(line.startswith("model.embed_tokens") for line in lines)
@@ -79,7 +93,39 @@ def test_no_line_is_wider_than_the_terminal(llama_plan: Plan, llama_graph: Graph
 
 def test_prices_are_summed_over_a_class(llama_plan: Plan, llama_graph: Graph) -> None:
     spent = {f"model.layers.{number}.mlp.up_proj": Spent(1e-3, 5e-4) for number in range(32)}
-    assert line_with(printed(show_plan(llama_plan, llama_graph, spent)), "up_proj").split()[-2:] == ["32.0", "16.0"]
+    lines = printed(show_plan(llama_plan, llama_graph, Spending(spent, "modelled")))
+    assert line_with(lines, "up_proj").split()[-2:] == ["32.0", "16.0"]
+
+
+def test_spending_is_that_of_the_rank_graph_by_module(llama_plan: Plan) -> None:
+    """One matmul over a split batch: its price at local shapes, and its weight's gather, under its module."""
+    rows, width = 1024, 512
+    types = {"x": TensorType("bf16", (rows, width)), "m.weight": TensorType("bf16", (width, width))}
+    types |= {"m/mm": TensorType("bf16", (rows, width)), "grad": TensorType("bf16", (width, width))}
+    forward = Node("aten.mm.default", (Ref("x"), Ref("m.weight")), (), ("m/mm",), module="m")
+    backward = Node("aten.mm.default", (Ref("m.weight"), Ref("m/mm")), (), ("grad",), Phase.BACKWARD, "n")
+    inputs = (Input("x", InputKind.INPUT), Input("m.weight", InputKind.PARAM))
+    graph = Graph("g", inputs, (forward, backward), types, gradients={"m.weight": "grad"})
+    split, whole = (Shard(0),), (Replicate(),)
+    decisions = Decisions(
+        mesh=Mesh(("dp",), (8,)),
+        layouts={"x": split, "m/mm": split, "m.weight": split, "grad": whole},
+        reads={"m/mm": (split, whole), "grad": (whole, whole)},
+    )
+    found = plan_spending(replace(llama_plan, cluster="h100x8", decisions=decisions), graph)
+    prices = AnalyticalPrices(load_cluster("h100x8"))
+    local = TensorType("bf16", (rows // 8, width))
+    matmul_seconds = prices.op_seconds(forward, (local, types["m.weight"]), (local,))
+    gather_seconds = prices.collective_seconds("all_gather", 2 * width * width, (8,), 0)
+    assert found.source == "modelled"
+    assert found.by_module["m"].compute_seconds == pytest.approx(matmul_seconds)
+    assert found.by_module["m"].move_seconds == pytest.approx(gather_seconds)
+
+
+def test_a_plan_that_cannot_be_priced_says_why(llama_plan: Plan, llama_graph: Graph) -> None:
+    found = plan_spending(replace(llama_plan, cluster="gone.toml"), llama_graph)
+    assert not found.by_module
+    assert "gone.toml" in "".join(printed(show_plan(llama_plan, llama_graph, found), 300))
 
 
 def test_a_glob_restricts_the_rows(llama_plan: Plan, llama_graph: Graph) -> None:
@@ -133,8 +179,6 @@ def test_summary_says_mesh_budget_gap_decisions_and_baselines(llama_plan: Plan, 
 
 
 def test_an_objective_far_from_replay_is_pointed_out(llama_plan: Plan, llama_graph: Graph) -> None:
-    from dataclasses import replace
-
     assert "differ by" not in "".join(printed(plan_summary(llama_plan, llama_graph)))
     slow = replace(llama_plan, prediction=replace(llama_plan.prediction, step_seconds=0.5))
     assert "objective and replay differ by 19.8%" in "".join(printed(plan_summary(slow, llama_graph), 140))

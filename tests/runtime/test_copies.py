@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from tests.rank_graphs import GraphWriter, mlp
+from tests.tracker import StorageTracker
 from torch import Tensor
 
 from shardwright.ir import Graph, InputKind, PlanError, Ref
 from shardwright.runtime import copies as module
-from shardwright.runtime.copies import Copies, CpuCopies, HostCopy, copies_on, host_buffer_sizes
+from shardwright.runtime.copies import Copies, CpuCopies, HostCopy, copies_on
+from shardwright.runtime.host_buffers import host_buffer_sizes
 from shardwright.runtime.host_pool import HostPool
-from tests.rank_graphs import GraphWriter, mlp
-from tests.tracker import StorageTracker
 
 CPU = torch.device("cpu")
 
@@ -151,7 +152,9 @@ def test_the_engine_is_that_of_the_device() -> None:
 def offloads(*sizes: int, together: bool) -> Graph:
     w = GraphWriter("sizes")
     w.given("x", InputKind.INPUT, 1)
-    names = [w.call("aten.expand.default", Ref("x"), (size,), to=f"v{at}", shape=(size,)) for at, size in enumerate(sizes)]
+    names = [
+        w.call("aten.expand.default", Ref("x"), (size,), to=f"v{at}", shape=(size,)) for at, size in enumerate(sizes)
+    ]
     for last in (False, True):
         for name, size in zip(names, sizes, strict=True):
             if not last:

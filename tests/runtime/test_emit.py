@@ -1,20 +1,23 @@
 """The emitted program computes what the rank graph says, keeps what it says, and frees what it says."""
 
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from tests.rank_graphs import GraphWriter, expected_peak_bytes, mlp, mlp_values, plain_mlp
+from tests.tracker import StorageTracker
 from torch import Tensor
 
-from shardwright.ir import Graph, GraphError, InputError, InputKind, Mesh, Phase, Ref, TensorType, Token
+from shardwright.ir import Graph, GraphError, InputError, InputKind, Mesh, Node, Phase, Ref, TensorType, Token
+from shardwright.runtime import kernels
 from shardwright.runtime.copies import CpuCopies
 from shardwright.runtime.emit import emit, saved_values
 from shardwright.runtime.host_pool import HostPool
 from shardwright.runtime.lockstep import run_lockstep
 from shardwright.runtime.program import Program
-from tests.rank_graphs import GraphWriter, expected_peak_bytes, mlp, mlp_values, plain_mlp
-from tests.tracker import StorageTracker
 
 CPU = torch.device("cpu")
 ALONE = Mesh(("x",), (1,))
@@ -177,11 +180,9 @@ def test_constants_become_those_of_the_rank() -> None:
     w.given("x", InputKind.INPUT, 2)
     w.call("aten.full.default", (2,), float("-inf"), to="low", shape=(2,))
     w.call("aten.arange.default", 3, to="count", shape=(3,), dtype="i64")
-    w.call("aten._to_copy.default", Ref("x"), to="half", shape=(2,), dtype="bf16")
     kwargs = (("dtype", Token("dtype.bf16")), ("device", Token("device.cuda")))
-    copy = w.nodes.pop()
-    w.nodes.append(type(copy)(copy.op, copy.args, kwargs, copy.results))
-    w.call("aten.clone.default", Ref("x"), to="copy", shape=(2,))
+    w.nodes.append(Node("aten._to_copy.default", (Ref("x"),), kwargs, ("half",)))
+    w.types["half"] = TensorType("bf16", (2,))
     found = single(w, {"x": torch.ones(2)})
     assert found["low"].tolist() == [float("-inf")] * 2 and found["count"].tolist() == [0, 1, 2]
     assert found["half"].dtype is torch.bfloat16 and found["half"].device == CPU
@@ -223,17 +224,22 @@ def test_inputs_die_after_their_last_use_whatever_their_names() -> None:
         assert memory.current_bytes == 4
 
 
-def test_the_source_runs_by_itself(tmp_path: Path) -> None:
+def test_the_source_runs_with_torch_and_a_copy_of_the_kernels(tmp_path: Path) -> None:
     program, values = emitted(mlp("fsdp")), mlp_values()
-    text = program.source()
+    text = program.source(kernels="rank_kernels")
     (tmp_path / "rank.py").write_text(text)
-    module: dict[str, object] = {}
-    exec(compile(text, "rank.py", "exec"), module)
-    boxed = module["forward"](None, [values[name] for name in program.inputs])  # type: ignore[operator]
-    saved = boxed[len(program.returned) :]
-    gradients = module["backward"](None, [*saved, values["tangent"]])  # type: ignore[operator]
+    (tmp_path / "rank_kernels.py").write_text(Path(kernels.__file__).read_text())
+    torch.save(values, tmp_path / "values.pt")
+    script = (
+        "import rank, sys, torch; v = torch.load('values.pt')\n"
+        f"found = rank.forward(None, [v[n] for n in {program.inputs}])\n"
+        f"found = rank.backward(None, [*found[{len(program.returned)}:], v['tangent']])\n"
+        "assert not any(m.startswith('shardwright') for m in sys.modules)\n"
+        "torch.save(found, 'found.pt')"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=60)
     expected = step(program, values)
-    for name, gradient in zip(program.parameters, gradients, strict=True):
+    for name, gradient in zip(program.parameters, torch.load(tmp_path / "found.pt"), strict=True):
         assert torch.equal(gradient, expected[name])
     assert "grad_down_weight_" in text and "up_mm" in text
 
@@ -249,7 +255,7 @@ def test_what_cannot_be_emitted_is_refused_with_what_is_missing() -> None:
 
 
 def test_a_value_that_is_read_before_it_is_made_is_named() -> None:
-    graph = Graph("early", (), GraphWriter("").nodes, {"y": TensorType("f32", (1,))}, outputs={"y": "y"})  # type: ignore[arg-type]
+    graph = GraphWriter("early").graph(outputs={"y": "y"})
     with pytest.raises(GraphError, match="expected y to be made before the end reads it"):
         emitted(graph)
     w = GraphWriter("late")

@@ -34,6 +34,13 @@ def test_free_buffers_of_other_sizes_make_room_and_peak_counts_only_use() -> Non
     assert pool.held_bytes <= 100 and pool.used_bytes == 0 and pool.peak_bytes == 90
 
 
+def test_no_more_is_discarded_than_the_room_that_is_needed() -> None:
+    pool = HostPool(100)
+    pool.reserve([30, 30, 30])
+    pool.acquire(40)
+    assert pool.held_bytes == 100
+
+
 def test_reserve_makes_what_is_missing_within_the_budget() -> None:
     pool = HostPool(100)
     pool.reserve([30, 30])
@@ -55,7 +62,7 @@ def test_owns_tells_its_buffers_and_their_views_from_other_tensors() -> None:
 def test_buffers_may_come_back_from_other_threads() -> None:
     pool = HostPool(4000)
     buffers = [pool.acquire(10) for _ in range(400)]
-    threads = [threading.Thread(target=lambda part=at: [pool.release(b) for b in buffers[part::4]]) for at in range(4)]
+    threads = [threading.Thread(target=lambda part=at: list(map(pool.release, buffers[part::4]))) for at in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

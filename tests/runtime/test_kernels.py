@@ -24,7 +24,7 @@ def wholes(draw: st.DrawFn) -> tuple[Tensor, int, int, int]:
 
 
 def part_by_index(whole: Tensor, index: int, n: int, dim: int, outer: int) -> Tensor:
-    """Element by element: position o * rest + r of the part is position o * n * rest + index * rest + r of the whole."""
+    """Row by row: o * rest + r of the part is o * n * rest + index * rest + r of the whole."""
     rest = whole.shape[dim] // (n * outer)
     rows = [o * n * rest + index * rest + r for o, r in product(range(outer), range(rest))]
     return torch.stack([whole.select(dim, row) for row in rows], dim)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.rank_graphs import KINDS, GraphWriter, local_inputs, mlp, mlp_layouts, mlp_values, plain_mlp
 from torch import Tensor
 
-from shardwright.ir import Graph, GraphError, InputError, InputKind, Layout, Mesh, Phase, Ref, Replicate
+from shardwright.ir import Graph, GraphError, InputError, InputKind, Mesh, Phase, Ref, Replicate
 from shardwright.runtime.faults import Fault, FaultKind, collectives
 from shardwright.runtime.lockstep import Lockstep, run_lockstep
 from shardwright.runtime.shards import unshard
-from tests.rank_graphs import KINDS, GraphWriter, local_inputs, mlp, mlp_layouts, mlp_values, plain_mlp
 
 FAULTS = [(kind, k) for kind in KINDS for k in range(len(collectives(mlp(kind, 2))))]
 

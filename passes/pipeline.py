@@ -1,0 +1,38 @@
+"""From captured graph and decisions to the program that runs: every pass, in order."""
+
+from shardwright.ir import Decisions, Graph, Schedule
+from shardwright.passes.base import Pass
+from shardwright.passes.bucket import Bucket
+from shardwright.passes.bucket_gathers import BucketGathers
+from shardwright.passes.early_starts import EarlyStarts
+from shardwright.passes.inplace import InPlace
+from shardwright.passes.late_waits import LateWaits
+from shardwright.passes.lower import lower
+from shardwright.passes.prefetch import Prefetch
+from shardwright.passes.schedule_check import check_schedule
+
+__all__ = ["rank_graph", "scheduling_passes"]
+
+
+def scheduling_passes(schedule: Schedule) -> tuple[Pass, ...]:
+    """Which collectives there are is decided before; these merge and move them."""
+    return (
+        EarlyStarts(),
+        BucketGathers(),
+        Bucket(schedule.bucket_bytes),
+        InPlace(),
+        LateWaits(schedule.reduce_bytes, schedule.offload_bytes),
+        Prefetch(schedule.gather_bytes, schedule.reload_bytes),
+    )
+
+
+def rank_graph(graph: Graph, decisions: Decisions) -> Graph:
+    """The program of one rank, the same text on every rank; a plan means exactly this.
+
+    Raises PlanError for decisions that cannot be carried out.
+    """
+    lowered = lower(graph, decisions)
+    for step in scheduling_passes(decisions.schedule):
+        lowered = step.run(lowered)
+    check_schedule(lowered)
+    return lowered

@@ -1,0 +1,165 @@
+"""The decorator: a model class whose instances plan themselves at their first training forward.
+
+The class stays what it is: `__init__`, `isinstance`, `from_pretrained` and pickling are untouched. With `plan=` the parameters
+become shards right after `__init__`, where the planned inputs can be told from their names, else at the first
+training forward. Without it rank 0 plans there and tells the others; its failure is raised on every rank.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardwright.ir import Cluster, Graph, Plan, ShardwrightError, load_plan, parse_graph, parse_plan, print_graph, print_plan
+from shardwright.planner.api import plan as plan_model
+from shardwright.planner.progress import Progress, ProgressSink
+from shardwright.runtime.apply import apply_captured
+from shardwright.runtime.capture import capture
+from shardwright.runtime.inputs import InputMode
+from shardwright.runtime.loss import LossFunction
+from shardwright.runtime.planned_inputs import planned_kwargs
+from shardwright.runtime.ranks import world
+
+__all__ = ["parallelize"]
+
+Model = TypeVar("Model", bound=type[nn.Module])
+_PLAIN = "_shardwright_plain"
+"""In an instance's `__dict__` while its own forward must run: during capture."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    cluster: str | Cluster | None
+    budget: str | int
+    host: str | int
+    optimizer: str
+    plan: str | Path | None
+    loss: str | None
+    loss_fn: LossFunction | None
+    inputs: InputMode
+    time_limit: float
+    on_plan: Callable[[Plan, Graph], None] | None
+    progress: ProgressSink
+
+
+def _silent(progress: Progress) -> None:
+    pass
+
+
+def parallelize(
+    *,
+    cluster: str | Cluster | None = None,
+    budget: str | int,
+    host: str | int = 0,
+    optimizer: str = "adamw",
+    plan: str | Path | None = None,
+    loss: str | None = None,
+    loss_fn: LossFunction | None = None,
+    inputs: InputMode = "global",
+    time_limit: float = 60.0,
+    on_plan: Callable[[Plan, Graph], None] | None = None,
+    progress: ProgressSink = _silent,
+) -> Callable[[Model], Model]:
+    """Decorate an `nn.Module` class. `cluster` defaults to the ranks of this run on this machine's CPUs.
+
+    `plan` is a plan file: then nothing is solved, and the solver is not even imported. `on_plan(plan, graph)` is called
+    on rank 0 once the plan is known; `progress` while it is made.
+    """
+    options = _Options(cluster, budget, host, optimizer, plan, loss, loss_fn, inputs, time_limit, on_plan, progress)
+
+    def decorate(cls: Model) -> Model:
+        cls.forward = _forward(cls.forward, options)  # type: ignore[method-assign]
+        if plan is not None:
+            cls.__init__ = _init(cls, cls.__init__, options)  # type: ignore[misc]
+        return cls
+
+    return decorate
+
+
+def _forward(plain: Callable[..., object], options: _Options) -> Callable[..., object]:
+    @functools.wraps(plain)
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
+        if self.__dict__.get(_PLAIN) or not (self.training and torch.is_grad_enabled()):
+            return plain(self, *args, **kwargs)
+        _install(self, options, args, kwargs)
+        return self(*args, **kwargs)
+
+    return forward
+
+
+def _init(cls: type[nn.Module], plain: Callable[..., None], options: _Options) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def init(self: nn.Module, *args: object, **kwargs: object) -> None:
+        plain(self, *args, **kwargs)
+        if type(self) is not cls or options.plan is None:
+            return  # a subclass's __init__ is not done yet: it is planned at its first forward
+        batch = planned_kwargs(self, load_plan(Path(options.plan))[0])
+        if batch is not None:
+            _install(self, options, (), batch)
+
+    return init
+
+
+def _install(module: nn.Module, options: _Options, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    """Collective: every rank captures, so that every rank knows how its inputs map to the graph."""
+    module.__dict__[_PLAIN] = True
+    try:
+        plan, graph = _plan(module, options, args, kwargs)
+        loss = None if options.loss_fn is not None else plan.identity.loss
+        captured = capture(module, args, kwargs, loss=loss, loss_fn=options.loss_fn)
+    finally:
+        del module.__dict__[_PLAIN]
+    apply_captured(module, plan, graph, captured, inputs=options.inputs)
+    if options.on_plan is not None and world().rank == 0:
+        options.on_plan(plan, graph)
+
+
+def _plan(
+    module: nn.Module, options: _Options, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[Plan, Graph]:
+    if options.plan is not None:
+        return load_plan(Path(options.plan))
+    ranks = world()
+    told: list[object] = [None]
+    if ranks.rank == 0:
+        told[0] = _plan_here(module, options, args, kwargs, ranks.size)
+    if ranks.size > 1:
+        dist.broadcast_object_list(told, src=0)
+    answer = told[0]
+    if isinstance(answer, ShardwrightError):
+        raise answer
+    if not isinstance(answer, tuple):
+        raise ShardwrightError(f"expected a plan from rank 0, it failed: {answer}")
+    plan_text, graph_text = answer
+    graph = parse_graph(graph_text)
+    return parse_plan(plan_text, graph), graph
+
+
+def _plan_here(
+    module: nn.Module, options: _Options, args: tuple[object, ...], kwargs: Mapping[str, object], num_ranks: int
+) -> object:
+    """The texts of plan and graph, or what went wrong: the other ranks wait for an answer, whatever it is."""
+    try:
+        found = plan_model(
+            module,
+            args,
+            kwargs,
+            cluster=options.cluster or f"cpu:{num_ranks}",
+            budget=options.budget,
+            host=options.host,
+            optimizer=options.optimizer,
+            loss=options.loss,
+            loss_fn=options.loss_fn,
+            time_limit=options.time_limit,
+            progress=options.progress,
+        )
+    except ShardwrightError as error:
+        return error
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return print_plan(found.plan, found.graph), print_graph(found.graph)

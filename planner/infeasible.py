@@ -1,0 +1,55 @@
+"""What to say when nothing fits: the smallest budget that works, what takes the room, and the cheapest ways out."""
+
+from shardwright.ir import Budget, Graph, InfeasibleError, InputKind, format_size
+from shardwright.planner.candidates import Candidate
+from shardwright.planner.formulate import Machine
+
+__all__ = ["infeasible", "smallest_budget"]
+
+MIB = 2**20
+NUM_CONSUMERS = 3
+
+
+def smallest_budget(candidate: Candidate) -> int:
+    """The candidate's peak, rounded up so that it prints exactly: whole MiB above 64 MiB, whole KiB below."""
+    unit = MIB if candidate.replay.peak_bytes > 64 * MIB else 1024
+    return -(-candidate.replay.peak_bytes // unit) * unit
+
+
+def infeasible(smallest: Candidate, graph: Graph, budget: Budget, machine: Machine) -> InfeasibleError:
+    """`smallest` is the plan with the lowest peak that was found."""
+    needed = smallest_budget(smallest)
+    lines = [
+        f"expected a budget of at least {format_size(needed)} a rank, found {format_size(budget.device_bytes)}"
+        f" with {format_size(budget.host_bytes)} of host memory: the smallest that works is {format_size(needed)}",
+        "largest consumers at its peak:",
+        *(f"  {name}  {format_size(size)}" for name, size in _consumers(smallest)),
+        "ways out:",
+        *(f"  {way}" for way in _ways_out(smallest, graph, budget, machine)),
+    ]
+    return InfeasibleError("\n".join(lines))
+
+
+def _consumers(candidate: Candidate) -> list[tuple[str, int]]:
+    return [(s.name, s.num_bytes) for s in candidate.replay.peak_storages[:NUM_CONSUMERS]]
+
+
+def _ways_out(smallest: Candidate, graph: Graph, budget: Budget, machine: Machine) -> list[str]:
+    """From the cheapest to the dearest."""
+    params = set(graph.inputs_of(InputKind.PARAM, InputKind.FROZEN))
+    held = sum(graph.types[name].num_bytes for name in params)
+    states = sum(
+        machine.optimizer.state_bytes(graph.types[name].num_elements, 4) for name in graph.inputs_of(InputKind.PARAM)
+    )
+    ranks = max(smallest.decisions.mesh.num_ranks, 1)
+    missing = smallest.replay.peak_bytes - budget.device_bytes
+    ways = [f"give {format_size(smallest_budget(smallest))} a rank: planning at that budget succeeds"]
+    if budget.host_bytes == 0:
+        ways.append(f"let {format_size(states // ranks)} or more of host memory hold optimizer state: --host SIZE")
+    else:
+        ways.append(f"raise --host above {format_size(budget.host_bytes)}: optimizer state takes {format_size(states // ranks)} a rank")
+    moving = smallest.replay.peak_bytes - (2 * held + states) // ranks
+    if moving > missing > 0:
+        ways.append(f"plan a smaller batch: activations take about {format_size(moving)} of the peak")
+    ways.append(f"use more ranks than {ranks}: parameters, gradients and state take about {format_size((2 * held + states) // ranks)} a rank")
+    return ways

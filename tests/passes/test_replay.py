@@ -1,0 +1,280 @@
+"""Replay against a timeline computed by hand, and against liveness by brute force."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given as over
+from hypothesis import settings
+from tests.passes.layer_graphs import MESH, WAYS, Layer, layer_graph
+
+from shardwright.ir import Graph, GraphError, InputKind, Mesh, Node, Phase, TensorType, Tier
+from shardwright.ir.cluster import Cluster, Device, Host, Link
+from shardwright.ir.ops import aliased_operand
+from shardwright.ir.parse import parse_graph
+from shardwright.passes.lifetimes import lifetimes
+from shardwright.passes.optimizers import StepKind, optimizer_spec
+from shardwright.passes.prefetch import Prefetch
+from shardwright.passes.replay import Replay, replay
+from shardwright.passes.schedule import schedule
+from shardwright.passes.timeline import axis_link
+
+BLOCK = 64
+LINK = Link(1.0, 0.0, 1.0)
+
+
+def cluster(overlap: float = 1.0, ranks_per_node: int = 4) -> Cluster:
+    device = Device("cpu", 2**30, 1.0, {"f32": 1.0}, 1.0, 0.0, BLOCK, False)
+    inter = replace(LINK, overlap=overlap / 2)
+    return Cluster("test", 4 // ranks_per_node, ranks_per_node, device, replace(LINK, overlap=overlap), inter,
+                   Host(2**30, 1.0, 0.0, 0, 1.0))  # fmt: skip
+
+
+@dataclass
+class Flat:
+    """A second per operator, collective and copy; ten for matrix products; counts what it is asked."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def op_seconds(self, node: Node, operands: Sequence[TensorType], results: Sequence[TensorType]) -> float:
+        self.asked.append(node.op)
+        return 10.0 if node.op == "aten.mm.default" else 1.0
+
+    def collective_seconds(self, kind: str, num_bytes: int, group_sizes: tuple[int, ...], axis: int) -> float:
+        self.asked.append(kind)
+        return {"all_gather": 4.0, "all_reduce": 6.0, "reduce_scatter": 6.0}[kind.rstrip("_")]
+
+    def copy_seconds(self, num_bytes: int) -> float:
+        return 3.0
+
+    def optimizer_seconds(self, num_elements: int, state_bytes: int, on_host: bool) -> float:
+        return state_bytes / 1000 * (10 if on_host else 1)
+
+
+def run(graph: Graph, overlap: float = 1.0, tiers: Mapping[str, Tier] | None = None, name: str = "adamw") -> Replay:
+    return replay(graph, MESH, Flat(), cluster(overlap), optimizer_spec(name), tiers or {})
+
+
+OVERLAPPED = """
+graph "overlapped" {
+  param   %p: f32[8, 8]
+  input   %x: f32[8, 8]
+  tangent %one: f32[]
+  forward {
+    %start: f32[16, 8] = mesh.all_gather(%p, "a")
+    %first: f32[8, 8] = aten.relu.default(%x)
+    %whole: f32[16, 8] = mesh.wait(%start, %p)
+    %mm: f32[16, 8] = aten.mm.default(%whole, %first)
+    %loss: f32[] = aten.sum.default(%mm)
+  }
+  backward {
+    %q: f32[16, 8] = aten.mm.default(%whole, %first)
+    %q.start: f32[8, 8] = mesh.reduce_scatter(%q, "a", "sum")
+    %q.b.start: f32[16, 8] = mesh.all_reduce(%q, "b", "sum")
+    %more: f32[16, 8] = aten.mm.default(%whole, %first)
+    %grad: f32[8, 8] = mesh.wait(%q.start, %q)
+    %other: f32[16, 8] = mesh.wait(%q.b.start, %q)
+    %last.start: f32[16, 8] = mesh.all_reduce(%more, "b", "sum")
+    %last: f32[16, 8] = mesh.wait(%last.start, %more)
+  }
+  return {
+    loss %loss
+    output "other" = %other
+    output "last" = %last
+    grad %p = %grad
+  }
+}
+"""
+
+
+def test_timeline_by_hand() -> None:
+    """Gather 0-4 against relu 0-1: 3 exposed. mm 4-14, sum 14-15, q 15-25; both axes 25-31 behind more 25-35; the last
+    all-reduce hides behind nothing: 35-41. Adam's state is two tensors of 64 floats and a scalar: 516 bytes."""
+    found = run(parse_graph(OVERLAPPED))
+    spans = {event.name: (event.stream, event.start_seconds, event.end_seconds) for event in found.events}
+    assert spans == {
+        "start": ("a", 0, 4),
+        "first": ("compute", 0, 1),
+        "mm": ("compute", 4, 14),
+        "loss": ("compute", 14, 15),
+        "q": ("compute", 15, 25),
+        "q.start": ("a", 25, 31),
+        "q.b.start": ("b", 25, 31),
+        "more": ("compute", 25, 35),
+        "last.start": ("b", 35, 41),
+        "optimizer": ("compute", 41, 41.516),
+    }
+    assert found.exposed_communication_seconds == 3 + 6
+    assert found.compute_seconds == 1 + 10 + 1 + 10 + 10
+    assert found.optimizer_seconds == pytest.approx(0.516)
+    assert found.step_seconds == pytest.approx(41.516)
+
+
+def test_a_link_that_hides_half_costs_compute_the_other_half() -> None:
+    """The gather: 1 + max(3, 2). Both reductions are hidden, but each takes half of its 6 seconds. The last: 6."""
+    found = run(parse_graph(OVERLAPPED), overlap=0.5)
+    assert found.exposed_communication_seconds == 3 + 3 + 3 + 6
+
+
+def test_one_stream_serves_one_axis() -> None:
+    """Two collectives of one axis queue: the second starts when the first is done."""
+    found = run(parse_graph(OVERLAPPED.replace('mesh.all_reduce(%q, "b"', 'mesh.all_reduce(%q, "a"')))
+    second = next(event for event in found.events if event.name == "q.b.start")
+    assert (second.start_seconds, second.end_seconds) == (31, 37)
+
+
+def test_an_unknown_axis_is_an_error() -> None:
+    with pytest.raises(GraphError, match="expected an axis of the mesh"):
+        run(parse_graph(OVERLAPPED.replace('"a"', '"tp"')))
+
+
+def test_an_axis_across_nodes_has_the_slower_link() -> None:
+    """On two nodes of two ranks, the outer axis crosses and the inner does not."""
+    machines = cluster(ranks_per_node=2)
+    assert axis_link(machines, MESH, "a") is machines.inter
+    assert axis_link(machines, MESH, "b") is machines.intra
+    assert axis_link(machines, Mesh(("all",), (4,)), "all") is machines.inter
+
+
+def test_every_question_is_asked_once() -> None:
+    """Twelve equal layers ask as much as three do: constants and shapes count, names do not."""
+    asked = []
+    for num_layers in (3, 12):
+        prices = Flat()
+        replay(layer_graph([Layer("a1b0")] * num_layers), MESH, prices, cluster(), optimizer_spec("sgd"), {})
+        asked.append(sorted(prices.asked))
+    assert asked[0] == asked[1]
+
+
+def test_a_copy_to_the_host_counts_there_until_it_is_read_back() -> None:
+    graph = layer_graph([Layer("replicated", offload=True), Layer("replicated")])
+    found = run(graph)
+    assert found.host_peak_bytes == 3 * 8 * 4
+    names = [node.name for node in graph.nodes]
+    begin, end = names.index("layers.0/relu~host.start"), names.index("layers.0/relu~again")
+    curve = found.footprint.host_curve_bytes
+    assert {position for position, value in enumerate(curve) if value} == set(range(begin, end + 1))
+    assert found.exposed_copy_seconds == 6
+
+
+def test_state_on_the_host_leaves_the_device_and_is_stepped_there() -> None:
+    """Copies of 3 seconds out and back, and the host is ten times slower."""
+    graph = layer_graph([Layer()])
+    kept, moved = run(graph), run(graph, tiers={"layers.0.w": Tier.HOST})
+    state, scalar = 2 * 8 * 8 * 4, 4
+    assert kept.curve_bytes[0] - moved.curve_bytes[0] == state + BLOCK
+    assert moved.host_peak_bytes == state + scalar + (2 + 3) * 256
+    assert moved.optimizer_seconds == pytest.approx(3 + 10 * kept.optimizer_seconds + 3)
+
+
+def test_parameters_without_gradient_have_no_state() -> None:
+    graph = layer_graph([Layer(), Layer()])
+    fewer = replace(graph, gradients={"layers.0.w": graph.gradients["layers.0.w"]})
+    assert run(graph).curve_bytes[0] - run(fewer).curve_bytes[0] == 2 * 256 + BLOCK
+
+
+# Brute force: which names are reachable at each moment, with no storage bookkeeping beyond sets of names.
+
+
+def brute_force_bytes(graph: Graph, block: int) -> tuple[list[int], list[int]]:
+    """(device, host) bytes while each node runs: the storages of all names that are held, found by walking views."""
+    end = len(graph.nodes)
+    forward_end = max((i for i, node in enumerate(graph.nodes) if node.phase is Phase.FORWARD), default=-1)
+    forever = {i.name for i in graph.inputs} | {graph.loss, *graph.gradients.values(), *graph.outputs.values()}
+    makers = graph.producers
+
+    def owner(name: str) -> str:
+        while name in makers and aliased_operand(makers[name]) is not None:
+            name = makers[name].operands[0]
+        return name
+
+    def last_need(name: str) -> int:
+        if name in forever:
+            return end
+        reads = [i for i, node in enumerate(graph.nodes) if name in node.operands or name in node.results]
+        return max([*reads, *([forward_end] if name in graph.updates.values() else [])])
+
+    first = {r: i for i, node in enumerate(graph.nodes) for r in node.results}
+    spans = {name: (first.get(name, 0), last_need(name)) for name in graph.types}
+    device, host = [], []
+    for moment in range(end):
+        owners = {owner(name) for name, (begin, last) in spans.items() if begin <= moment <= last}
+        hosted = {name for name in owners if name in makers and makers[name].op == "tier.offload"}
+        device.append(sum(-(-graph.types[name].num_bytes // block) * block for name in owners - hosted))
+        host.append(sum(graph.types[name].num_bytes for name in hosted))
+    return device, host
+
+
+LAYERS = st.lists(st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans()), min_size=1, max_size=5)
+
+
+@settings(max_examples=40, deadline=None)
+@over(LAYERS, st.booleans())
+def test_memory_is_that_of_brute_force(layers: list[Layer], scheduled: bool) -> None:
+    """Sgd without momentum has neither state nor temporaries, so the whole curve is the graph's."""
+    graph = layer_graph(layers)
+    if scheduled:
+        graph = schedule(graph)
+    device, host = brute_force_bytes(graph, BLOCK)
+    found = run(graph, name="sgd")
+    assert list(found.curve_bytes[:-1]) == device
+    assert list(found.footprint.host_curve_bytes[:-1]) == host
+    assert found.peak_bytes == max(found.curve_bytes)
+
+
+@settings(max_examples=40, deadline=None)
+@over(LAYERS, st.sampled_from([1.0, 0.7, 0.0]))
+def test_what_must_hold_of_every_replay(layers: list[Layer], overlap: float) -> None:
+    graph = schedule(layer_graph(layers))
+    found = run(graph, overlap)
+    lost = found.exposed_communication_seconds + found.exposed_copy_seconds
+    assert found.step_seconds == pytest.approx(found.compute_seconds + lost + found.optimizer_seconds)
+    assert found.peak_bytes >= max(s.num_bytes for s in lifetimes(graph, BLOCK).storages if not s.on_host)
+    assert sum(storage.num_bytes for storage in found.peak_storages) == found.peak_bytes
+    sizes = [storage.num_bytes for storage in found.peak_storages]
+    assert sizes == sorted(sizes, reverse=True)
+    busy: dict[str, float] = {}
+    for event in found.events:
+        assert event.start_seconds >= busy.get(event.stream, 0.0), "a stream runs one thing at a time"
+        busy[event.stream] = event.end_seconds
+
+
+@settings(max_examples=40, deadline=None)
+@over(LAYERS, st.integers(0, 4))
+def test_starting_gathers_earlier_is_never_slower(layers: list[Layer], lookahead: int) -> None:
+    """Where gathers alone use the links: nothing else can then be held up by one that starts early."""
+    graph = schedule(layer_graph([replace(layer, way="b1") for layer in layers]), ())
+    graph = replace(graph, gradients={}, nodes=tuple(n for n in graph.nodes if "grad(layers" not in n.name[:11]))
+    forward = replace(graph, nodes=tuple(n for n in graph.nodes if n.phase is Phase.FORWARD))
+    seconds = [run(Prefetch(10**6, lookahead_nodes=nodes).run(forward)).step_seconds for nodes in (0, lookahead, 10**6)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+@settings(max_examples=20, deadline=None)
+@over(LAYERS)
+def test_the_schedule_is_never_slower_than_none(layers: list[Layer]) -> None:
+    """With prices by the piece, buckets and overlap can only help."""
+    graph = layer_graph(layers)
+    assert run(schedule(graph)).step_seconds <= run(graph).step_seconds
+
+
+def test_step_kind_follows_the_device() -> None:
+    """A loop holds temporaries of the largest parameter; foreach of all; fused of none."""
+    graph = layer_graph([Layer(), Layer()])
+    steps = {
+        kind: replay(graph, MESH, Flat(), cluster(), optimizer_spec("adamw"), {}, kind).curve_bytes[-1]
+        for kind in (None, *StepKind)
+    }
+    assert steps[None] == steps[StepKind.LOOP]
+    assert steps[StepKind.LOOP] - steps[StepKind.FUSED] == 3 * 256
+    assert steps[StepKind.FOREACH] - steps[StepKind.FUSED] == 2 * 256
+
+
+def test_the_optimizer_step_can_be_the_peak() -> None:
+    graph = layer_graph([Layer()], width=64, rows=1)
+    found = run(graph)
+    assert found.peak_phase == "optimizer"
+    assert found.peak_position == len(graph.nodes)
+    assert [s.name for s in found.peak_storages][:2] == ["optimizer step", "state(layers.0.w)"]
+    assert graph.inputs_of(InputKind.PARAM) == ("layers.0.w",)
