@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import shardwright
+from shardwright.planner.progress import print_progress
+from shardwright.planner.summary import print_summary
 
 BATCH, WIDTH = 64, 256
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 RANK = int(os.environ.get("RANK", "0"))
 
 
@@ -36,7 +37,7 @@ def build() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 def main() -> None:
     torch.manual_seed(0)
-    model = shardwright.parallelize(cluster=f"cpu:{WORLD_SIZE}", budget="64MiB", optimizer="adamw")(Net)()
+    model = shardwright.parallelize(budget="64MiB", progress=print_progress(), on_plan=print_summary)(Net)()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(1, 201):
         x = 6.0 * torch.rand(BATCH, 1) - 3.0  # the same on every rank: the global batch

@@ -10,6 +10,7 @@ import statistics
 import sysconfig
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,12 +19,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwright
 from shardwright.ir import format_size
+from shardwright.planner.progress import print_progress
+from shardwright.planner.summary import print_summary
 from shardwright.runtime.tracker import StepMemory, held_tensors
 
 BATCH, SEQUENCE = 8, 256
 CONFIG = LlamaConfig(vocab_size=256, hidden_size=384, intermediate_size=1024, num_hidden_layers=6,
                      num_attention_heads=8, num_key_value_heads=4, use_cache=False)  # fmt: skip
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+say = partial(print, flush=True) if RANK == 0 else lambda line: None
 
 
 def build() -> tuple[nn.Module, tuple[()], dict[str, Tensor]]:
@@ -46,38 +50,24 @@ def draw(text: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def say(line: str) -> None:
-    if RANK == 0:
-        print(line, flush=True)
-
-
-def report(model: nn.Module, step_seconds: float, peak_bytes: int) -> None:
-    """What the plan said and what each rank measured."""
-    measured = [(step_seconds, peak_bytes)] * WORLD_SIZE
-    if WORLD_SIZE > 1:
-        distributed.all_gather_object(measured, measured[0])
-    plan = shardwright.plan_of(model).prediction
-    say(f"{'':12}{'step':>8}{'peak':>12}")
-    rows = {"predicted": (plan.step_seconds, plan.device_bytes)} | {f"rank {r}": m for r, m in enumerate(measured)}
-    for name, (seconds, num_bytes) in rows.items():
-        say(f"{name:12}{seconds:7.3f}s{format_size(num_bytes):>12}")
-
-
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--plan", help="made elsewhere; without it the first forward plans")
     options.add_argument("--steps", type=int, default=40)
     options.add_argument("--budget", default="900MiB", help="memory of one rank")
-    args = options.parse_args()
+    args, plans = options.parse_args(), []
 
-    @shardwright.parallelize(cluster=f"cpu:{WORLD_SIZE}", budget=args.budget, optimizer="adamw", plan=args.plan)
+    @shardwright.parallelize(budget=args.budget, plan=args.plan, progress=print_progress(),
+                             on_plan=lambda *plan: plans.append(plan))  # fmt: skip
     class PlannedLlamaForCausalLM(LlamaForCausalLM): ...
 
     torch.manual_seed(0)
     model = PlannedLlamaForCausalLM(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     train, generator = read_files(held_out=False), torch.Generator().manual_seed(0)
-    model(**draw(train, generator))  # plans, and prints the plan; not a step
+    model(**draw(train, generator))  # the first forward plans; not a step
+    for plan in plans:  # rank 0 has it
+        print_summary(*plan)
     seconds, peaks = [], []
     for step in range(1, args.steps + 1):
         batch, began, logged = draw(train, generator), time.perf_counter(), step == 1 or step % 5 == 0
@@ -96,7 +86,12 @@ def main() -> None:
     with torch.no_grad():
         loss = model.eval()(**draw(read_files(held_out=True), generator)).loss
     say(f"held-out loss: {loss.item():.4f}")
-    report(model, statistics.median(seconds[1:]), max(peaks))
+    measured = [(statistics.median(seconds[1:]), max(peaks))] * WORLD_SIZE
+    if WORLD_SIZE > 1:
+        distributed.all_gather_object(measured, measured[0])
+    rows = [("predicted", plan.prediction.step_seconds, plan.prediction.device_bytes) for plan, _ in plans]
+    for name, step_seconds, num_bytes in [*rows, *((f"rank {rank}", *row) for rank, row in enumerate(measured))]:
+        say(f"{name:12} step: {step_seconds:.3f}s  peak: {format_size(num_bytes)}")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from shardwright.ir.plan import Baseline, Budget, Certificate, Identity, InputSp
 from shardwright.ir.plan_parse import parse_plan
 from shardwright.ir.plan_text import print_plan
 from shardwright.ir.print import format_node, graph_hash, print_graph
+from shardwright.ir.rules_text import FateRule, PlacePin, UserRules, check_rules, parse_rules
 from shardwright.ir.types import DTYPE_BYTES, TensorType, contiguous_strides, num_bytes
 from shardwright.ir.units import format_seconds, format_size, parse_seconds, parse_size
 from shardwright.ir.verify import verify_graph
@@ -54,6 +55,7 @@ __all__ = [
     "Decisions",
     "Device",
     "Fate",
+    "FateRule",
     "Gather",
     "Graph",
     "GraphError",
@@ -71,6 +73,7 @@ __all__ = [
     "PRESETS",
     "Partial",
     "Phase",
+    "PlacePin",
     "Placement",
     "Plan",
     "PlanError",
@@ -88,6 +91,8 @@ __all__ = [
     "TextError",
     "Tier",
     "Token",
+    "UserRules",
+    "check_rules",
     "contiguous_strides",
     "divides",
     "format_layout",
@@ -106,6 +111,7 @@ __all__ = [
     "parse_layout",
     "parse_placement",
     "parse_plan",
+    "parse_rules",
     "parse_seconds",
     "parse_size",
     "print_cluster",

@@ -47,7 +47,12 @@ def parse_graph(text: str, path: str = "<graph>") -> Graph:
         tree = _parser().parse(text)
     except UnexpectedInput as error:
         raise _syntax_error(text, path, error) from None
-    return _Builder(text, path).graph(tree)
+    try:
+        return _Builder(text, path).graph(tree)
+    except RecursionError:
+        raise TextError(
+            f"expected lists nested less deeply than Python can follow, found deeper ones in {path}"
+        ) from None
 
 
 @cache

@@ -35,7 +35,8 @@ class _Kind:
     rows_fraction: float
     """The same for softmax and normalisations, which read more than once or wait for a row."""
     attention_fraction: float
-    """Rate of a flash kernel relative to the best matmul."""
+    """Rate of a flash kernel relative to the best matmul, forward."""
+    attention_backward_fraction: float
     special_elements_per_second: float
     """exp, tanh and the like; infinite where they hide behind memory."""
     fault_seconds: float
@@ -45,8 +46,8 @@ class _Kind:
 # cuda: fitted on A100-PCIe matmuls (simumax) and A100, MI210 (llmcompass) together: MAPE 6 % and 12 %.
 # cpu: one thread of an AVX-512 core on float32, measured with torch 2.13 (64 to 2,048 cubed, and thin ones).
 _KINDS: Final = {
-    "cuda": _Kind(300, 0, 128, 32, 0.8, 0.5, 0.75, math.inf, 0.0),
-    "cpu": _Kind(10, 7, 1, 0, 0.8, 0.5, 0.6, 1.2e9, 1.6e-6),
+    "cuda": _Kind(300, 0, 128, 32, 0.8, 0.5, 0.65, 0.5, math.inf, 0.0),
+    "cpu": _Kind(10, 7, 1, 0, 0.8, 0.5, 0.25, 0.25, 1.8e9, 1.6e-6),
 }
 
 _PAGE_BYTES: Final = 4096
@@ -110,7 +111,7 @@ class AnalyticalPrices:
         memory_seconds = work.num_bytes / (device.memory_bytes_per_second * fraction)
         num_special = max(result.num_elements for result in results) if name in _SPECIAL else 0
         special_seconds = num_special / kind.special_elements_per_second
-        busy_seconds = max(_matrix_seconds(work, device), memory_seconds, special_seconds)
+        busy_seconds = max(_matrix_seconds(work, device, kind, "backward" in name), memory_seconds, special_seconds)
         return device.launch_seconds + busy_seconds + _fault_seconds(results, kind)
 
     def collective_seconds(self, kind: str, num_bytes: int, group_sizes: tuple[int, ...], axis: int) -> float:
@@ -137,12 +138,13 @@ class AnalyticalPrices:
         return AnalyticalPrices(replace(self.cluster, device=device))
 
 
-def _matrix_seconds(work: Work, device: Device) -> float:
+def _matrix_seconds(work: Work, device: Device, kind: _Kind, backward: bool) -> float:
     if not work.flops:
         return 0.0
     peak = _peak(device, work.dtype)
     if not work.products:
-        return work.flops / (peak * device.matmul_efficiency * _KINDS[device.kind].attention_fraction)
+        fraction = kind.attention_backward_fraction if backward else kind.attention_fraction
+        return work.flops / (peak * device.matmul_efficiency * fraction)
     return sum(p.flops / (peak * matmul_efficiency(p, device)) for p in work.products)
 
 

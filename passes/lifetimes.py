@@ -11,7 +11,7 @@ gradients until after the last. New values of buffers are written into the buffe
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.ir import Graph, Phase
+from shardwright.ir import Graph, GraphError, Phase
 from shardwright.ir.ops import aliased_operand
 
 __all__ = ["Lifetimes", "Storage", "first_backward", "lifetimes", "rounded", "storage_roots"]
@@ -53,10 +53,14 @@ def rounded(num_bytes: int, block_bytes: int) -> int:
 
 
 def storage_roots(graph: Graph) -> dict[str, str]:
-    """Every value to the value that made its storage."""
+    """Every value to the value that made its storage. Raises GraphError for a value that is read before it is made."""
     roots = {given.name: given.name for given in graph.inputs}
     for node in graph.nodes:
         base = aliased_operand(node)
+        if base is not None and base not in roots:
+            raise GraphError(
+                f"expected {base} to be made before {node.op} {node.name} reads it, found it later or never"
+            )
         for result in node.results:
             roots[result] = result if base is None else roots[base]
     return roots

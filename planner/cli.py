@@ -27,7 +27,9 @@ app = typer.Typer(
     add_completion=True,
 )
 
-TargetText = Annotated[str, typer.Argument(metavar="TARGET", help="file.py:function, package.module:function or hf:CONFIG.json")]
+TargetText = Annotated[
+    str, typer.Argument(metavar="TARGET", help="file.py:function, package.module:function or hf:CONFIG.json")
+]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", exists=True, dir_okay=False, help="a plan file")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON to stdout")]
 
@@ -39,9 +41,6 @@ def plan(
     budget: Annotated[str, typer.Option(metavar="SIZE", help="device memory of a rank: 900MiB, 70GiB")],
     host: Annotated[str, typer.Option(metavar="SIZE", help="host memory of a rank")] = "0B",
     output: Annotated[Path, typer.Option("--output", "-o", metavar="F", help="plan file to write")] = Path("net.plan"),
-    rules: Annotated[
-        Path | None, typer.Option(metavar="F", exists=True, dir_okay=False, help="rules that the plan must respect")
-    ] = None,
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="whose state to plan for")] = "adamw",
     dtype: Annotated[
         str | None, typer.Option(metavar="NAME", help="of the parameters: float32, bfloat16, float16, float64")
@@ -75,13 +74,25 @@ def plan(
     from shardwright.planner.progress import show_progress
     from shardwright.planner.summary import plan_summary
 
-    loaded = load_target(target, batch=batch, seq=seq)
+    loaded = load_target(target, batch=batch, seq=seq, dtype=chosen_dtype)
     with show_progress(error_console()) as progress:
         result = api.plan(
-            loaded.module, loaded.args, loaded.kwargs, cluster=machines, budget=device_bytes, host=host_bytes,
-            optimizer=spec_name, dtype=chosen_dtype, loss=loss, seed=seed, accumulate=accumulate, mesh=fixed_mesh,
-            time_limit=time_limit, gap=gap, rules=rules, target=target, progress=progress,
-        )  # fmt: skip
+            loaded.module,
+            loaded.args,
+            loaded.kwargs,
+            cluster=machines,
+            budget=device_bytes,
+            host=host_bytes,
+            optimizer=spec_name,
+            loss=loss,
+            seed=seed,
+            accumulate=accumulate,
+            mesh=fixed_mesh,
+            time_limit=time_limit,
+            gap=gap,
+            target=target,
+            progress=progress,
+        )
     result.save(output)
     if as_json:
         return _print_json(plan_json(result.plan) | {"file": str(output)})
@@ -117,9 +128,8 @@ def check(plan_file: PlanFile, as_json: AsJson = False) -> None:
 
     An accepted plan gets a new predict line. Refused is what is not legal, or does not fit its budget.
     """
-    from shardwright.planner.api import check_plan
-
     from shardwright.ir import load_plan, save_plan
+    from shardwright.planner.api import check_plan
     from shardwright.planner.json_export import plan_json
     from shardwright.planner.plan_header import header
 

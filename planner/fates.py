@@ -4,7 +4,7 @@ Equations, per storage v with L copies and its classes c of equal (local bytes, 
   sum_k n[v, k] = L,  n integer                                    (`_counts`)
   sum_c phi[v, k, c] = n[v, k] / L                                 (`_shares`)
   sum_k phi[v, k, c] = sum of choices in c                         (`_shares`)
-  n[v, recompute] + n[u, drop] <= L for every parent u of v        (`_chain`)
+  n[v, recompute] / L + n[u, drop] / L' <= 1 for every parent u of v, which has L' copies   (`chain`)
 The last is sound because recomputed layers are laid out first and dropped ones last, so that no layer has both.
 """
 
@@ -147,7 +147,8 @@ class _Builder:
             for parent in self.lives[storage].parents:
                 dropped = self.found.get(self.flows.space.fold.key(parent))
                 if dropped is not None and State.DROP in dropped.counts:
-                    model.row({again: 1.0, dropped.counts[State.DROP]: 1.0}, upper=choice.multiplicity)
+                    shares = {again: 1.0 / choice.multiplicity, dropped.counts[State.DROP]: 1.0 / dropped.multiplicity}
+                    model.row(shares, upper=1.0)
             first = siblings.setdefault(self.flows.space.graph.producers[storage].name, choice)
             if first is not choice:
                 model.row({again: 1.0, first.counts[State.RECOMPUTE]: -1.0}, 0.0, 0.0)

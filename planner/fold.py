@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["NO_GROUP", "Fold"]
+from shardwright.ir import Graph
+from shardwright.passes.repeats import find_repeats, members
+
+__all__ = ["NO_GROUP", "Fold", "fold_of"]
 
 NO_GROUP = -1
 
@@ -34,3 +37,12 @@ class Fold:
         for name, key in self.keys.items():
             found.setdefault(key, []).append(name)
         return {key: tuple(sorted(names, key=lambda n: self.layers[n])) for key, names in found.items()}
+
+
+def fold_of(graph: Graph) -> Fold:
+    """The fold over all classes of equal layers that the graph has."""
+    classes = find_repeats(graph)
+    places = members(classes)
+    keys = {name: classes[place.class_number].values[0][place.position] for name, place in places.items()}
+    groups = {name: place.class_number for name, place in places.items()}
+    return Fold(keys, groups, {name: place.layer for name, place in places.items()})

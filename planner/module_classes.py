@@ -1,9 +1,11 @@
 """What a plan means per module: placements at rest, how activations are split, fates, bytes of one rank, seconds.
 
-Needs a plan and its graph, neither torch nor a solver. Equal layers fold into one class: numbers in a module path
-become `*`. Bytes are local (one rank) and summed over the modules of the class; seconds are forward and backward.
+Needs a plan and its graph, neither torch nor a solver. Modules that do the same on the same shapes fold into one
+class: numbers in their paths become `*`. Bytes are local (one rank) and summed over the modules of the class;
+seconds are forward and backward.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,6 +18,7 @@ from shardwright.ir import (
     InputKind,
     Layout,
     Phase,
+    TensorType,
     format_layout,
     local_shape,
     replicated,
@@ -27,6 +30,7 @@ __all__ = ["FateLayers", "ModuleClass", "Weight", "fold_path", "layer_runs", "lo
            "saved_storages"]  # fmt: skip
 
 Layers = tuple[tuple[int, ...], ...]
+Signature = tuple[tuple[str, tuple[TensorType, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,11 @@ class FateLayers:
 
 @dataclass(frozen=True, slots=True)
 class ModuleClass:
-    """Modules that differ only in the numbers of their path."""
+    """Modules that do the same and differ only in the numbers of their path."""
 
     path: str
-    """`model.layers.*.mlp.up_proj`; the plain path where there is one module; "" at the top."""
+    """`model.layers.*.mlp.up_proj`; `layers.{0,2}` where other modules share the pattern; the plain path where there
+    is one module; "" at the top."""
     pattern: str
     """The folded path, also where there is one module."""
     layers: Layers
@@ -144,21 +149,35 @@ class _Gathered:
     spent: Spent = Spent()
 
 
-class _Classes(dict[str, _Gathered]):
-    """Classes by pattern; asking for a module enters it."""
+class _Classes(dict[tuple[str, Signature], _Gathered]):
+    """Classes by pattern and signature; asking for a module enters it."""
 
-    def __init__(self, glob: str | None) -> None:
+    def __init__(self, graph: Graph, glob: str | None) -> None:
         super().__init__()
         self.glob = glob
+        self.signatures = _signatures(graph)
 
     def of(self, module: str) -> tuple[_Gathered, tuple[int, ...]] | None:
         """The class of a module and its numbers; None where the glob leaves the module out."""
         if self.glob is not None and not _matches(module, self.glob):
             return None
         pattern, layer = fold_path(module)
-        gathered = self.setdefault(pattern, _Gathered())
+        gathered = self.setdefault((pattern, self.signatures.get(module, ())), _Gathered())
         gathered.paths.setdefault(module, layer)
         return gathered, layer
+
+
+def _signatures(graph: Graph) -> Mapping[str, Signature]:
+    """What makes modules equal: their own forward operators and weights, with types."""
+    found: dict[str, list[tuple[str, tuple[TensorType, ...]]]] = {}
+    for node in graph.nodes:
+        if node.phase is Phase.FORWARD:
+            types = tuple(graph.types[result] for result in node.results)
+            found.setdefault(node.module, []).append((node.op, types))
+    for name in graph.inputs_of(InputKind.PARAM, InputKind.FROZEN):
+        module, _, own_name = name.rpartition(".")
+        found.setdefault(module, []).append((own_name, (graph.types[name],)))
+    return {module: tuple(items) for module, items in found.items()}
 
 
 def _matches(module: str, glob: str) -> bool:
@@ -173,12 +192,25 @@ def module_classes(
 
     `spent` is by module path.
     """
-    classes = _Classes(glob)
+    classes = _Classes(graph, glob)
     _add_nodes(classes, graph, decisions)
     _add_spent(classes, spent or {})
     _add_weights(classes, graph, decisions)
     _add_saved(classes, graph, decisions)
-    return tuple(_finish(pattern, found, spent is not None) for pattern, found in classes.items())
+    num_classes = Counter(pattern for pattern, _ in classes)
+    return tuple(
+        _finish(pattern, found, _path(pattern, found, num_classes[pattern] == 1), spent is not None)
+        for (pattern, _), found in classes.items()
+    )
+
+
+def _path(pattern: str, found: _Gathered, alone: bool) -> str:
+    """The module's own path where it is one, else the pattern, with layers where others share the pattern."""
+    if len(found.paths) == 1:
+        return next(iter(found.paths))
+    if alone or pattern.count("*") != 1:
+        return pattern
+    return pattern.replace("*", "{" + layer_runs(found.paths.values()).replace(" ", "") + "}")
 
 
 def _add_nodes(classes: _Classes, graph: Graph, decisions: Decisions) -> None:
@@ -218,10 +250,9 @@ def _add_saved(classes: _Classes, graph: Graph, decisions: Decisions) -> None:
         gathered.saved.setdefault(fold_path(name)[0], {}).setdefault(fate, []).append(layer)
 
 
-def _finish(pattern: str, found: _Gathered, priced: bool) -> ModuleClass:
-    single = len(found.paths) == 1
+def _finish(pattern: str, found: _Gathered, path: str, priced: bool) -> ModuleClass:
     return ModuleClass(
-        path=next(iter(found.paths)) if single else pattern,
+        path=path,
         pattern=pattern,
         layers=tuple(found.paths.values()),
         weights=tuple(

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.status import Status
 
 from shardwright.ir import format_seconds
-from shardwright.planner.console import format_percent
+from shardwright.planner.console import error_console, format_percent
 
-__all__ = ["Progress", "ProgressSink", "show_progress"]
+__all__ = ["Progress", "ProgressSink", "print_progress", "show_progress"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +47,33 @@ class Progress:
         return "  ".join(parts)
 
 
+REPEAT_SECONDS = 10.0
+"""Plain lines that differ in numbers only come this far apart."""
 ProgressSink = Callable[[Progress], None]
 
 
 @dataclass
 class _Lines:
-    """Writes each report that differs from the one before, with the seconds since the start."""
+    """Writes a report where it says something new, with the seconds since the start."""
 
     out: Console
     status: Status | None
     began: float = field(default_factory=time.monotonic)
     last: str = ""
+    """Without its digits: counting up is nothing new."""
+    last_seconds: float = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        text = str(progress)
-        if text == self.last:
-            return
-        self.last = text
-        line = f"{time.monotonic() - self.began:6.1f}s  {text}"
+        seconds = time.monotonic() - self.began
+        line = f"{seconds:6.1f}s  {progress}"
         if self.status is not None:
             self.status.update(line)
-        else:
-            self.out.print(line, markup=False, soft_wrap=True)
+            return
+        kind = "".join(letter for letter in str(progress) if not letter.isdigit())
+        if kind == self.last and seconds < self.last_seconds + REPEAT_SECONDS:
+            return
+        self.last, self.last_seconds = kind, seconds
+        self.out.print(line, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -79,3 +84,8 @@ def show_progress(out: Console) -> Iterator[ProgressSink]:
         return
     with out.status("starting") as status:
         yield _Lines(out, status)
+
+
+def print_progress() -> ProgressSink:
+    """A sink that writes plain lines to stderr: `parallelize(progress=print_progress())`."""
+    return _Lines(error_console(), None)

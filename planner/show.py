@@ -3,7 +3,7 @@
 Needs a plan and its graph only: no torch, no solver, no model code. Gives rich renderables.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -74,32 +74,35 @@ def module_table(classes: Iterable[ModuleClass]) -> Table:
 
 def in_tree_order(rows: Iterable[ModuleClass]) -> list[tuple[ModuleClass, int, str]]:
     """Rows with depth and label: every row directly under its nearest listed ancestor, otherwise in given order."""
-    by_pattern = {row.pattern: row for row in rows}
-    children: dict[str | None, list[str]] = {None: []}
-    for pattern in by_pattern:
-        children.setdefault(_parent(pattern, by_pattern), []).append(pattern)
+    given = tuple(rows)
+    children: dict[int | None, list[int]] = {}
+    for number, row in enumerate(given):
+        children.setdefault(_parent(row, given), []).append(number)
     ordered: list[tuple[ModuleClass, int, str]] = []
 
-    def visit(pattern: str, parent: str | None, depth: int) -> None:
-        row = by_pattern[pattern]
-        below = by_pattern[parent].pattern if parent is not None else ""
-        shown = row.path if parent is None else pattern[len(below) + 1 :]
-        times = f" x{row.num_modules}" if row.num_modules > 1 and depth == 0 else ""
-        ordered.append((row, depth, (shown or "(top)") + times))
-        for child in children.get(pattern, ()):
-            visit(child, pattern, depth + 1)
+    def visit(number: int, parent: ModuleClass | None, depth: int) -> None:
+        row = given[number]
+        label = row.path if parent is None else row.pattern[len(parent.pattern) + 1 :]
+        times = f" x{row.num_modules}" if row.num_modules != (parent.num_modules if parent else 1) else ""
+        ordered.append((row, depth, (label or "(top)") + times))
+        for child in children.get(number, ()):
+            visit(child, row, depth + 1)
 
-    for pattern in children[None]:
-        visit(pattern, None, 0)
+    for number in children.get(None, ()):
+        visit(number, None, 0)
     return ordered
 
 
-def _parent(pattern: str, known: Mapping[str, ModuleClass]) -> str | None:
-    """The nearest ancestor that has a row; the top is nobody's parent."""
+def _parent(row: ModuleClass, rows: tuple[ModuleClass, ...]) -> int | None:
+    """The nearest row whose modules contain all of this row's; the top is nobody's parent."""
+    pattern = row.pattern
     while "." in pattern:
         pattern = pattern.rpartition(".")[0]
-        if pattern in known:
-            return pattern
+        length = pattern.split(".").count("*")
+        outer = {layer[:length] for layer in row.layers}
+        for number, other in enumerate(rows):
+            if other.pattern == pattern and outer <= set(other.layers):
+                return number
     return None
 
 
@@ -151,7 +154,8 @@ def totals_table(totals: RankTotals) -> Table:
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:,.1f}" if seconds else "-"
+    milliseconds = 1e3 * seconds
+    return f"{milliseconds:,.{1 if milliseconds >= 1 else 2}f}" if seconds else "-"
 
 
 def _size(num_bytes: int) -> str:

@@ -117,6 +117,8 @@ def build_space(graph: Graph, mesh: Mesh, fold: Fold, rules: Rules, prices: Pric
         builder.add_input(given.name, given.kind)
     for node in graph.nodes:
         builder.add_node(node)
+    for node in graph.nodes:
+        builder.add_edges(node)
     return builder.finish()
 
 
@@ -168,9 +170,10 @@ class _Builder:
             leader = self._leader(node)
             if leader is None or not self._follow(leader, node):
                 self._found_unit(node)
-        self._add_edges(node, key)
 
-    def _add_edges(self, node: Node, key: str) -> None:
+    def add_edges(self, node: Node) -> None:
+        """All units must be there: backward meets the last layer before the first, which stands for all."""
+        key = self.fold.key(node.name)
         unit = self.unit_of[key]
         if self.drafts[unit].nodes[0].name != key:
             return  # a follower reads inside its unit

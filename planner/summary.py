@@ -11,11 +11,12 @@ from rich.text import Text
 
 from shardwright.ir import Fate, Graph, InputKind, Replicate, Tier, format_layout, format_size
 from shardwright.ir.plan import Plan
+from shardwright.planner.console import console
 from shardwright.planner.module_classes import ModuleClass, fold_path, layer_runs, module_classes
 from shardwright.planner.plan_header import LABEL_COLUMNS, baseline_table, header
 from shardwright.planner.rank_totals import RankTotals, rank_totals
 
-__all__ = ["plan_summary"]
+__all__ = ["plan_summary", "print_summary"]
 
 SHOWN_NAMES = 3
 """Names listed before `and n more`."""
@@ -26,6 +27,11 @@ SHOWN_LAYOUTS = 4
 def plan_summary(plan: Plan, graph: Graph) -> RenderableType:
     """Header, decisions by kind, baselines."""
     return Group(header(plan), _decisions(plan, graph), "", baseline_table(plan))
+
+
+def print_summary(plan: Plan, graph: Graph) -> None:
+    """The same to stdout; made for `parallelize(on_plan=print_summary)`."""
+    console().print(plan_summary(plan, graph))
 
 
 def _decisions(plan: Plan, graph: Graph) -> Table:

@@ -18,7 +18,7 @@ from torch import fx, nn
 from shardwright.ir import CaptureError, Graph, Input, InputKind
 from shardwright.runtime.blame import blame
 from shardwright.runtime.captured import Captured, InputLeaf, bound_inputs
-from shardwright.runtime.causal_attention import record_masks, use_recorded_masks
+from shardwright.runtime.causal_attention import recorded_masks
 from shardwright.runtime.compat import (
     AOTInput,
     AOTOutput,
@@ -32,10 +32,13 @@ from shardwright.runtime.compat import (
     TangentAOTInput,
     aot_export_joint_with_descriptors,
     dynamo_graph_capture_for_export,
+    log_calls_ignored,
 )
 from shardwright.runtime.convert import Converted, convert
 from shardwright.runtime.decompositions import decomposition_table
 from shardwright.runtime.fake_module import FakeModule, fake_copy
+from shardwright.runtime.grouped_experts import with_grouped_products
+from shardwright.runtime.hf_copies import fakeable_experts, hf_models, without_cache
 from shardwright.runtime.loss import LossFunction
 from shardwright.runtime.naming import ROOT, named
 from shardwright.runtime.simplify import simplified
@@ -65,13 +68,10 @@ def capture(
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     signature = inspect.signature(module.forward)
-    fake, trial = fake_copy(module, mode), fake_copy(module, mode).module
     bound = bound_inputs(signature, args, kwargs or {})
+    fake = fake_copy(module, mode)
     batch = fake_batch(signature, bound, fake.aliases, mode)
-    plain_attention = record_masks(trial, positions_given="position_ids" in bound)
-    shape = run_once(trial, batch, mode, loss, loss_fn)
-    if plain_attention:
-        use_recorded_masks(fake.module, trial)
+    shape = _tried(module, fake.module, batch, mode, loss, loss_fn, positions_given="position_ids" in bound)
     graph, tensors = _traced(TracedStep(fake.module, batch, shape, loss_fn), fake, batch, shape, name or type(module).__name__)
     return Captured(
         graph=graph,
@@ -90,10 +90,29 @@ def capture(
     )
 
 
+def _tried(
+    original: nn.Module,
+    copied: nn.Module,
+    batch: Batch,
+    mode: FakeTensorMode,
+    loss: str | None,
+    loss_fn: LossFunction | None,
+    positions_given: bool,
+) -> OutputShape:
+    """Run once on fake tensors, and leave `copied` ready to be traced."""
+    if not hf_models(copied):
+        # Another copy runs: what forward makes at its first call (caches, lazy masks) must be traced, not found made.
+        return run_once(fake_copy(original, mode).module, batch, mode, loss, loss_fn)
+    # The first call of these installs hooks under a lock, which cannot be traced.
+    without_cache(copied)
+    with fakeable_experts(copied), recorded_masks(copied, positions_given):
+        return run_once(copied, batch, mode, loss, loss_fn)
+
+
 def _traced(
     step: TracedStep, fake: FakeModule, batch: Batch, shape: OutputShape, name: str
 ) -> tuple[Graph, Mapping[str, torch.Tensor]]:
-    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+    with contextlib.ExitStack() as stack, warnings.catch_warnings(), log_calls_ignored():
         warnings.simplefilter("ignore")
         try:
             traced = dynamo_graph_capture_for_export(step)(*batch.tensors)
@@ -106,7 +125,8 @@ def _traced(
     names = _Names(fake, batch, traced)
     converted = convert(joint, names.describe)
     outputs = _output_node(joint).meta["desc"]
-    return named(simplified(_assembled(converted, outputs, names, fake, shape, name))), converted.tensors
+    graph = with_grouped_products(_assembled(converted, outputs, names, fake, shape, name))
+    return named(simplified(graph)), converted.tensors
 
 
 class _Names:

@@ -12,16 +12,19 @@ sequence, blocks) the explicit mask stays. A test compares loss and gradients of
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 from torch import nn
 
+from shardwright.runtime.hf_copies import hf_models
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["record_masks", "use_recorded_masks"]
+__all__ = ["recorded_masks"]
 
 RECORDING: Final = "shardwright_recording"
 """Our attention implementation in transformers' tables, for the run before tracing."""
@@ -37,43 +40,37 @@ _OWN_WAYS: Final = re.compile(r"_attn_implementation\s*(==|!=|in|not in)[^\n]*sd
 """Model code that treats torch's attention by name, or forbids leaving the mask out: left as it is."""
 
 
-def record_masks(module: nn.Module, positions_given: bool) -> bool:
-    """Let the next run of a copied module record its masks. False where there is nothing to rewrite."""
+@contextmanager
+def recorded_masks(module: nn.Module, positions_given: bool) -> Iterator[None]:
+    """Inside, a run of a copied module records its masks; afterwards the module answers as recorded."""
     models = _models(module)
-    if not models:
-        return False
+    if models:
+        _register()
+    for model in models.values():
+        setattr(model.config, _ANSWERS, {"positions given": positions_given})
+        model.set_attn_implementation(RECORDING)
+    yield
+    for model in models.values():
+        model.set_attn_implementation(RECORDED)
+
+
+def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     for name, mask in ((RECORDING, _recording_mask), (RECORDED, _recorded_mask)):
         AttentionInterface.register(name, sdpa_attention_forward)
         AttentionMaskInterface.register(name, mask)
-    for model in models.values():
-        setattr(model.config, _ANSWERS, {"positions given": positions_given})
-        model.set_attn_implementation(RECORDING)
-    return True
-
-
-def use_recorded_masks(module: nn.Module, recorded: nn.Module) -> None:
-    """Let another copy answer as recorded."""
-    for name, model in _models(module).items():
-        other = recorded.get_submodule(name)
-        setattr(model.config, _ANSWERS, dict(getattr(other.config, _ANSWERS)))
-        model.set_attn_implementation(RECORDED)
 
 
 def _models(module: nn.Module) -> "dict[str, PreTrainedModel]":
     """Hugging Face models inside, by path, if all of them may be rewritten; a nested one shares its root's fate."""
-    if "transformers" not in sys.modules:
-        return {}
-    from transformers import PreTrainedModel
-
-    found = {name: part for name, part in module.named_modules() if isinstance(part, PreTrainedModel)}
+    found = hf_models(module)
     return found if all(map(_may_rewrite, found.values())) else {}
 
 
 def _may_rewrite(model: "PreTrainedModel") -> bool:
-    if model.config._attn_implementation not in ("sdpa", RECORDING):
+    if model.config._attn_implementation != "sdpa":
         return False
     code = inspect.getsource(sys.modules[type(model).__module__])
     return "ALL_ATTENTION_FUNCTIONS.get_interface(" in code and not _OWN_WAYS.search(code)

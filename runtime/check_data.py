@@ -42,7 +42,9 @@ def _operand(node: Node, types: _Types, position: int, generator: torch.Generato
     else:
         bound = _BOUNDS.get(node.op, _smallest_dim)(node, types, position)
         data = torch.randint(0, max(bound, 1), memory, generator=generator).to(dtype)
-        data = _with_ignored(node, data, generator)
+        data = (
+            _group_ends(data, types[0].shape[0]) if "_grouped_mm" in node.op else _with_ignored(node, data, generator)
+        )
     return _laid_out(data, type_)
 
 
@@ -69,6 +71,13 @@ def _with_ignored(node: Node, data: Tensor, generator: torch.Generator) -> Tenso
     numbers = [arg for arg in node.args if isinstance(arg, int) and not isinstance(arg, bool)]
     ignored = torch.rand(data.shape, generator=generator) < torch.linspace(0, 0.5, data.numel()).view(data.shape)
     return torch.where(ignored, numbers[1] if len(numbers) > 1 else -100, data)
+
+
+def _group_ends(data: Tensor, rows: int) -> Tensor:
+    """Ascending ends of the groups of rows; the last group ends with the rows."""
+    ends = data.sort().values
+    ends[-1] = rows
+    return ends
 
 
 def _smallest_dim(node: Node, types: _Types, position: int) -> int:

@@ -3,6 +3,10 @@
 Tested with torch 2.13. A test checks that no other file imports private parts.
 """
 
+import logging
+from contextlib import AbstractContextManager
+
+import torch._dynamo.config
 from torch import Tensor
 from torch._decomp import get_decompositions
 from torch._dynamo.exc import TorchDynamoException
@@ -64,6 +68,7 @@ __all__ = [
     "dtensor_like",
     "dynamo_graph_capture_for_export",
     "get_decompositions",
+    "log_calls_ignored",
     "one_axis_mesh",
     "sharding_propagator",
 ]
@@ -83,3 +88,10 @@ def one_axis_mesh(size: int) -> DeviceMesh:
 def dtensor_like(local: Tensor, like: DTensor) -> DTensor:
     """A DTensor of the same shape, mesh and placements; what `from_local` gives, without its cost."""
     return DTensor(local, like._spec, requires_grad=False)
+
+
+def log_calls_ignored() -> AbstractContextManager[None]:
+    """While inside, tracing skips calls of loggers, which otherwise end it."""
+    # Those that libraries add to the class too (warning_once).
+    calls = {call for name, call in vars(logging.Logger).items() if callable(call) and not name.startswith("_")}
+    return torch._dynamo.config.patch(ignore_logging_functions=calls)  # type: ignore[no-any-return]

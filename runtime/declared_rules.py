@@ -166,6 +166,10 @@ ADDED: Final[Mapping[str, tuple[Splits, ...]]] = {
     "aten.reflection_pad1d.default": (Splits("nc*->nc*", "nc"),),
     "aten.reflection_pad2d.default": (Splits("nc*->nc*", "nc"),),
     "aten.replication_pad2d.default": (Splits("nc*->nc*", "nc"),),
+    # Elementwise; a filling value is whole.
+    "aten.copy.default": (Splits("*,*->*", "*"),),
+    "aten.fill.Tensor": (Splits("*,->*", "*"),),
+    "aten.fill.Scalar": (Splits("*->*", "*"),),
     # Samples and channels are unfolded or upsampled one by one; columns mix channels, so only samples.
     "aten.im2col.default": (Splits("n*->n*", "n"),),
     "aten.col2im.default": (Splits("n*->n*", "n"),),

@@ -131,7 +131,7 @@ def _difference(name: str, twin: int, rank: int, is_local: bool) -> str:
         )
     return (
         f"expected the same global {name} on every rank, found other values on ranks {twin} and {rank}; wrap the "
-        "loader in shardwright.shard_loader(loader, model) to feed each rank its part, or seed the ranks' samplers alike"
+        "loader in shardwright.shard_loader(loader, model) to feed each rank its part, or seed the samplers alike"
     )
 
 

@@ -1,10 +1,13 @@
 """Seconds of one operator, by running it: random operands of the exact local types, fresh results as in a real step.
 
 Needs a node (aten, another torch library, or a local `mesh.*` operator), the types around it and a device. Gives the
-median of repeats that together take some tens of milliseconds; a slow operator runs twice. CPU runs use one thread,
-as ranks do. Raises MeasureError where the operator cannot be run on made-up data.
+median of repeats that together take some tens of milliseconds; a slow operator runs twice. CPU runs use one thread, as
+ranks do, and count its processor time: what other processes take, other ranks among them, is priced apart. Repeats go
+round several sets of operands, since in a step they are no longer in the core's own cache. Raises MeasureError where
+the operator cannot be run on made-up data.
 """
 
+import itertools
 import math
 import statistics
 import time
@@ -31,6 +34,9 @@ MAX_REPEATS: Final = 200
 MIN_REPEATS: Final = 3
 SLOW_SECONDS: Final = 0.06
 """An operator that takes this long is timed once after its warm-up."""
+COLD_BYTES: Final = 16 * 2**20
+MAX_SETS: Final = 8
+"""Operands are copied until they fill `COLD_BYTES`, at most so many times."""
 
 
 class MeasureError(ShardwrightError):
@@ -43,8 +49,9 @@ def measure_op(node: Node, operands: Types, results: Types, device: torch.device
         return 0.0
     try:
         with one_thread(device), torch.no_grad():
-            values = make_operands(node, operands, device)
-            return time_call(_call(node, values, operands, results, device), device)
+            calls = [_call(node, values, operands, results, device) for values in _sets(node, operands, device)]
+            rounds = itertools.cycle(calls)
+            return time_call(lambda: next(rounds)(), device)
     except ShardwrightError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
@@ -52,6 +59,20 @@ def measure_op(node: Node, operands: Types, results: Types, device: torch.device
             f"expected {node.op} to run on random operands {', '.join(map(str, operands))}, found "
             f"{type(error).__name__}: {error}; its price is estimated instead"
         ) from error
+
+
+def _sets(node: Node, operands: Types, device: torch.device) -> list[dict[str, Tensor]]:
+    """Several sets of operands, equal in value, too large together for the core's own cache where they are not tiny."""
+    first = make_operands(node, operands, device)
+    num_bytes = sum(tensor.untyped_storage().nbytes() for tensor in first.values())
+    num_sets = max(1, min(MAX_SETS, math.ceil(COLD_BYTES / max(1, num_bytes))))
+    return [first, *({name: _copy(tensor) for name, tensor in first.items()} for _ in range(num_sets - 1))]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """With its strides, overlapping ones included."""
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+    return flat.clone().as_strided(tensor.shape, tensor.stride())
 
 
 @contextmanager
@@ -68,7 +89,7 @@ def one_thread(device: torch.device) -> Iterator[None]:
 
 
 def time_call(call: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of `call`; its result is freed before the next repeat."""
+    """Median seconds of `call`, on CPU of processor time of this thread; its result is freed before the next repeat."""
     clock = _cuda_seconds if device.type == "cuda" else _cpu_seconds
     warm_up = clock(call)
     if warm_up > SLOW_SECONDS:
@@ -79,9 +100,9 @@ def time_call(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _cpu_seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = time.thread_time()
     call()
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 def _cuda_seconds(call: Callable[[], object]) -> float:

@@ -93,7 +93,7 @@ def _collective_seconds(kind: str, num_bytes: int, group_size: int, group: str) 
         for _ in range(burst):
             call()
 
-    return _slowest(several, REPEATS if num_bytes > 2**20 else 3 * REPEATS) / burst
+    return _slowest(several, REPEATS if num_bytes > 2**20 else 2 * REPEATS) / burst
 
 
 Call = Callable[[], object]

@@ -33,7 +33,7 @@ from shardwright.runtime.session import Installed, Session, find_session
 from shardwright.runtime.step import local, run_step
 from shardwright.runtime.torch_ops import dtype_name
 
-__all__ = ["install"]
+__all__ = ["adopt", "install"]
 
 ProgramMaker = Callable[[Graph, Home, Mapping[str, str]], Program]
 """(rank graph, home, axis to group name) to the program."""
@@ -87,7 +87,7 @@ def install(
     Session(installed, inputs).put_on(module)
     module.__class__ = _planned_class(type(module))
     follow_optimizers(module, replaced, home, optimizer)
-    follow_averages(module, _adopt)
+    follow_averages(module, adopt)
     return module
 
 
@@ -116,8 +116,11 @@ def _check_module(module: nn.Module) -> None:
         )
 
 
-def _adopt(copied: nn.Module, module: nn.Module) -> None:
-    """Give a copy that was made before planning what a copy made after it would have."""
+def adopt(copied: nn.Module, module: nn.Module) -> None:
+    """Give a copy that was made before planning what a copy made after it would have: shards of its own values.
+
+    For averages made by hand with `copy.deepcopy`; an `AveragedModel` is found without. Collective. Raises PlanError.
+    """
     session = find_session(module)
     if session is None:
         raise PlanError(f"expected a planned {type(module).__name__}, found one without a plan")
@@ -138,7 +141,7 @@ def _planned_class(base: type[nn.Module]) -> type[nn.Module]:
 
     def reduce(self: nn.Module, protocol: SupportsIndex) -> object:
         plain = {key: value for key, value in self.__dict__.items() if value is not find_session(self)}
-        return copyreg.__newobj__, (base,), plain  # type: ignore[attr-defined]
+        return copyreg._reconstructor, (base, object, None), plain  # type: ignore[attr-defined]
 
     def deepcopy(self: nn.Module, memo: dict[int, object]) -> nn.Module:
         copied = copyreg.__newobj__(type(self))  # type: ignore[attr-defined]

@@ -5,12 +5,19 @@ keys. Shapes are global.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from shardwright.ir import Arg, Graph, Mesh, Node, Partial, Placement, Ref, TensorType, divides
 from shardwright.passes.strategies import Strategy
 from shardwright.runtime.torch_ops import torch_op
 
 __all__ = ["OpCall", "even", "op_call"]
+
+
+_DIM_ARGUMENTS: Final = frozenset(("dim", "dims", "dim0", "dim1", "dim2"))
+"""Names of arguments that are dims in every ATen operator that has them."""
+_ADDS_A_DIM: Final = frozenset(("aten.unsqueeze.default", "aten.stack.default", "aten.select_backward.default"))
+"""Their dim counts in the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +61,25 @@ def _operand(arg: Arg) -> int | None:
 
 
 def op_call(graph: Graph, node: Node, num_shards: int) -> OpCall:
-    """The question that `node` asks of the rules."""
+    """The question that `node` asks of the rules. Dims count from the front: some of DTensor's rules take no others
+    (`cumsum` along -1 is offered with the last dim split, which is wrong)."""
     numbered = node.with_operands(tuple(map(str, range(len(node.operands)))))
     operands = tuple(graph.types[name] for name in node.operands)
     results = tuple(graph.types[name] for name in node.results)
-    return OpCall(node.op, numbered.args, numbered.kwargs, operands, results, num_shards)
+    rank = len(operands[0].shape) if operands else 0
+    rank += node.op in _ADDS_A_DIM
+    names = [argument.name for argument in torch_op(node.op)._schema.arguments]
+    args = tuple(_from_front(name, arg, rank) for name, arg in zip(names, numbered.args, strict=False))
+    kwargs = tuple((name, _from_front(name, arg, rank)) for name, arg in numbered.kwargs)
+    return OpCall(node.op, args, kwargs, operands, results, num_shards)
+
+
+def _from_front(name: str, arg: Arg, rank: int) -> Arg:
+    if name not in _DIM_ARGUMENTS or rank == 0:
+        return arg
+    if isinstance(arg, tuple):
+        return tuple(_from_front(name, item, rank) for item in arg)
+    return arg + rank if isinstance(arg, int) and not isinstance(arg, bool) and arg < 0 else arg
 
 
 def even(call: OpCall, strategy: Strategy) -> bool:

@@ -177,7 +177,7 @@ class _HostStep:
         if on_host.data_ptr() != on_device.data_ptr():
             on_device.copy_(on_host)
         else:
-            torch.autograd.graph.increment_version(on_device)
+            torch.autograd.graph.increment_version(parameter)
         return {key: _shown(value, parameter) for key, value in self._inner.state[self._shadow].items()}
 
 

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Self, TypeVar
 
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shardwright.ir import ShardwrightError
 from shardwright.runtime.rank_worker import Failure, Job, Reply

@@ -113,7 +113,7 @@ def main(descriptor: int, rank: int, size: int, port: int) -> None:
     from datetime import timedelta
 
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     pipe = Connection(descriptor)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))

@@ -15,7 +15,7 @@ from shardwright.runtime.check_rules import Outcome, check
 from shardwright.runtime.declared_rules import added, amended, declared
 from shardwright.runtime.dtensor_rules import ask_dtensor, dtensor_knows
 from shardwright.runtime.op_call import OpCall, even, op_call
-from shardwright.runtime.strided_rules import FLATTENING, strided_cuts, strided_variants
+from shardwright.runtime.strided_rules import FLATTENING, same_run, strided_cuts, strided_variants
 from shardwright.runtime.torch_ops import TORCH_DTYPES
 
 __all__ = ["DTensorRules", "Rejected"]
@@ -92,6 +92,8 @@ def _relevant(call: OpCall, cuts: frozenset[tuple[int, int]]) -> frozenset[tuple
 
 def _sound(call: OpCall, strategy: Strategy) -> bool:
     """Whether the placements are ones we plan with; what DTensor allows beyond is dropped."""
+    if call.op in FLATTENING and not same_run(call, strategy):
+        return False
     partial = [p for p in strategy.reads if isinstance(p, Partial)]
     if any(p != Partial("sum") for p in partial):
         return False

@@ -48,7 +48,7 @@ class StaleParameter(nn.Parameter):
             f"{getattr(func, '__name__', func)}; take it from model.parameters() again"
         )
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return "<a parameter from before planning>"
 
     def __hash__(self) -> int:

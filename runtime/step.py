@@ -50,6 +50,11 @@ def local(tensor: Tensor) -> Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def _version(tensor: Tensor) -> int:
+    """How often it was written to: in place on the DTensor, or on its local memory."""
+    return tensor._version + (tensor._local_tensor._version if isinstance(tensor, DTensor) else 0)
+
+
 @dataclass(eq=False)
 class _Kept:
     """What forward leaves for backward."""
@@ -60,7 +65,7 @@ class _Kept:
     names: tuple[str, ...]
     parameters: Sequence[Tensor]
     versions: tuple[int, ...]
-    """Of the parameters' local tensors: how often each had been written to."""
+    """Of the parameters: how often each had been written to."""
     saved: list[Saved] | None
 
     def take(self) -> list[Saved]:
@@ -73,7 +78,7 @@ class _Kept:
         changed = [
             name
             for name, parameter, version in zip(self.names, self.parameters, self.versions, strict=True)
-            if local(parameter)._version != version
+            if _version(parameter) != version
         ]
         if changed:
             raise ShardwrightError(
@@ -88,7 +93,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *parameters: Tensor) -> tuple[Tensor, ...]:
         program = call.program
-        versions = tuple(local(parameter)._version for parameter in parameters)
+        versions = tuple(_version(parameter) for parameter in parameters)
         # The graph has the dtypes of the plan: an autocast around the call would change them under it.
         with torch.autocast(_device_type(call), enabled=False):
             returned, saved = program.forward(call.local_inputs())

@@ -15,7 +15,7 @@ from shardwright.ir import Graph, Placement, Shard, Strided, TensorType
 from shardwright.passes.strategies import Strategy
 from shardwright.runtime.op_call import OpCall
 
-__all__ = ["FLATTENING", "strided_cuts", "strided_variants"]
+__all__ = ["FLATTENING", "same_run", "strided_cuts", "strided_variants"]
 
 FLATTENING: Final = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "reshape"))
 """Views that merge and divide dims: DTensor is asked about their strided splits."""
@@ -52,6 +52,22 @@ def _merged(many: tuple[int, ...], one: tuple[int, ...]) -> Iterator[tuple[int, 
                 if outer > 1 and many[position] > 1:
                     yield one[0], outer
             return
+
+
+def same_run(call: OpCall, strategy: Strategy) -> bool:
+    """Whether a flattening view's operand and result are cut at the same elements.
+
+    Either split sees all elements in order as [outer, run] and cuts the run; a view keeps the order of elements, so
+    the splits are the same exactly where the outers are. DTensor follows strided splits into wrong dims at times.
+    """
+    source, result = strategy.reads[0], strategy.results[0]
+    if not isinstance(source, Shard | Strided) or not isinstance(result, Shard | Strided):
+        return source == result
+    return _outer(call.operands[0].shape, source) == _outer(call.results[0].shape, result)
+
+
+def _outer(shape: tuple[int, ...], placement: Shard | Strided) -> int:
+    return math.prod(shape[: placement.dim]) * (placement.outer if isinstance(placement, Strided) else 1)
 
 
 def strided_variants(

@@ -1,5 +1,6 @@
 """Plan text: prints and parses back exactly, folds over layers, and refuses with the line and a caret."""
 
+import contextlib
 import dataclasses
 import re
 
@@ -33,7 +34,7 @@ from shardwright.ir import (
 )
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
-LIMITS = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+LIMITS = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 
 
 @LIMITS
@@ -45,6 +46,14 @@ def test_any_plan_survives_print_and_parse(plans: st.SearchStrategy[tuple[Plan, 
     again = parse_plan(text, graph)
     assert again == plan
     assert print_plan(again, graph) == text
+
+
+@LIMITS
+@given(at=st.integers(0, 1500), cut=st.integers(0, 4), put=st.text('*{}()[]"\\\\.,:=#i1- \n\0±%', max_size=3))
+def test_a_spoiled_plan_is_read_or_refused_but_never_fails_otherwise(deep: Graph, at: int, cut: int, put: str) -> None:
+    text = print_plan(_plan(deep), deep)
+    with contextlib.suppress(TextError):
+        parse_plan(text[:at] + put + text[at + cut :], deep)
 
 
 def _plan(graph: Graph) -> Plan:

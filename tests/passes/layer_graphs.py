@@ -30,6 +30,8 @@ class Layer:
 
     way: str = "replicated"
     offload: bool = False
+    watched: bool = False
+    """Whether its gradient is read, in between, for an output: before the first reduction and behind it."""
 
 
 class _Builder(GraphWriter):
@@ -51,12 +53,18 @@ class _Builder(GraphWriter):
                 weight = self.call("mesh.merge", Ref(weight), 2, dim, 1, to=f"{to}.{axis}.merge", shape=shape)
         return weight
 
-    def reduced(self, gradient: str, way: str) -> str:
+    def watch(self, value: str) -> str:
+        """A copy that is read at the very end. Merging one part is a copy."""
+        return self.call("mesh.merge", Ref(value), 1, 1, 1, to=f"{value}.copy", shape=self.types[value].shape)
+
+    def reduced(self, gradient: str, layer: Layer, watched: list[str]) -> str:
         """Sum a gradient over both axes, to the part that this rank keeps."""
-        split = dict(WAYS[way])
+        split = dict(WAYS[layer.way])
         for axis in ("a", "b"):
             shape = self.types[gradient].shape
             to = f"{gradient}.{axis}"
+            if layer.watched:
+                watched.append(self.watch(gradient))
             if axis not in split:
                 gradient = self.pair("mesh.all_reduce", gradient, axis, "sum", to=to, shape=shape)
                 continue
@@ -90,8 +98,10 @@ def layer_graph(layers: Sequence[Layer], width: int = 8, rows: int = 3) -> Graph
     local = b.call("aten.sum.default", Ref(h), to="loss~local", shape=())
     loss = b.pair("mesh.all_reduce", local, "a", "sum", to="loss", shape=())
     _write_backward(b, layers, saved, hosts, width, rows)
-    gradients = {f"layers.{i}.w": b.reduced(f"grad(layers.{i}.w)", layer.way) for i, layer in enumerate(layers)}
-    return b.graph(loss=loss, gradients=gradients)
+    watched: list[str] = []
+    gradients = {f"layers.{i}.w": b.reduced(f"grad(layers.{i}.w)", layer, watched) for i, layer in enumerate(layers)}
+    outputs = {name: b.call("aten.sum.default", Ref(name), to=f"{name}.sum", shape=()) for name in watched}
+    return b.graph(loss=loss, gradients=gradients, outputs=outputs)
 
 
 def _write_backward(

@@ -34,9 +34,8 @@ def results(case: Case, graph: Graph) -> list[dict[str, torch.Tensor]]:
         {i.name: tensor(graph, i.name, i.kind, generator) for i in graph.inputs} for _ in range(case.mesh.num_ranks)
     ]
     named = {"loss": graph.loss, **graph.gradients, **graph.outputs, **graph.updates}
-    return [
-        {key: found[name] for key, name in named.items() if name} for found in run_lockstep(graph, case.mesh, ranks)
-    ]
+    found = run_lockstep(graph, case.mesh, ranks)
+    return [{key: values[name] for key, name in named.items() if name} for values in found]
 
 
 def tensor(graph: Graph, name: str, kind: InputKind, generator: torch.Generator) -> torch.Tensor:

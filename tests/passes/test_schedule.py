@@ -17,7 +17,7 @@ from shardwright.passes.prefetch import Prefetch
 from shardwright.passes.schedule import schedule
 from shardwright.runtime.lockstep import run_lockstep
 
-LAYERS = st.lists(st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans()), min_size=1, max_size=6)
+LAYERS = st.lists(st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans(), st.booleans()), min_size=1, max_size=6)
 PASSES: st.SearchStrategy[Pass] = st.one_of(
     st.just(EarlyStarts()),
     st.builds(Bucket, st.sampled_from([0, 300, 600, 10**6])),
@@ -35,7 +35,7 @@ PASSES: st.SearchStrategy[Pass] = st.one_of(
 
 def returned(graph: Graph) -> list[dict[str, torch.Tensor]]:
     found = run_lockstep(graph, MESH, given(graph))
-    names = {"loss": graph.loss, **graph.gradients}
+    names = {"loss": graph.loss, **graph.gradients, **graph.outputs}
     return [{key: values[name] for key, name in names.items()} for values in found]
 
 

@@ -37,7 +37,9 @@ def run_graph(graph: Graph, values: dict[str, Tensor]) -> dict[str, Tensor]:
             if not isinstance(value, Tensor):
                 assert graph.types[name].num_bytes == 0, f"{name} of {node.op} is {value!r}"
                 continue
-            assert tensor_type(value) == graph.types[name], f"{name} of {node.op}"
+            # Not the strides: torch's fake kernels guess some of them, and no value depends on them.
+            found, expected = tensor_type(value), graph.types[name]
+            assert (found.dtype, found.shape) == (expected.dtype, expected.shape), f"{name} of {node.op}"
             values[name] = value
     return values
 

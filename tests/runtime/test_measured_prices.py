@@ -151,8 +151,8 @@ def test_a_measured_matmul_is_what_plain_torch_takes(database: ProfileDb) -> Non
     torch.mm(kind, kind)
     taken = []
     for _ in range(30):
-        start = time.perf_counter()
+        start = time.thread_time()
         torch.mm(kind, kind)
-        taken.append(time.perf_counter() - start)
+        taken.append(time.thread_time() - start)
     ours = ask(MeasuredPrices(TWO_CPUS, database), matmul(256)) / LINKS.matmul_contention
     assert 0.5 < ours / sorted(taken)[15] < 2
