@@ -17,6 +17,8 @@ from shardwright.planner.transfers import reachable
 __all__ = ["Flows", "Terms", "Version", "add_terms", "build_flows"]
 
 Terms = dict[int, float]
+NO_GROUP = -1
+"""Of versions that only the caller reads."""
 
 
 def add_terms(target: Terms, terms: Terms, scale: float = 1.0) -> Terms:
@@ -38,6 +40,8 @@ class Version:
     """1 where it is made."""
     multiplicity: int
     readers: tuple[Edge, ...]
+    group: int
+    """Versions of one group have the same value and the same candidates for readers."""
 
 
 @dataclass
@@ -130,7 +134,7 @@ def _add_versions(flows: Flows, pairs: dict[tuple[str, int, int], Pairs]) -> Non
         phases = (Phase.FORWARD, Phase.BACKWARD) if edge.again else (edge.phase,)
         for phase in phases:
             groups.setdefault((edge.value, phase, edge.multiplicity, edge.cross), []).append(edge)
-    for (value, phase, multiplicity, _), edges in groups.items():
+    for number, ((value, phase, multiplicity, _), edges) in enumerate(groups.items()):
         wanted: dict[tuple[Layout, Layout], list[Edge]] = {}
         for edge in edges:
             for pair in pairs[edge.value, edge.consumer, edge.slot]:
@@ -138,7 +142,7 @@ def _add_versions(flows: Flows, pairs: dict[tuple[str, int, int], Pairs]) -> Non
                     wanted.setdefault(pair, []).append(edge)
         for (p, q), readers in wanted.items():
             terms = _version(flows, [pairs[e.value, e.consumer, e.slot][p, q] for e in readers])
-            flows.versions.append(Version(value, p, q, phase, terms, multiplicity, tuple(readers)))
+            flows.versions.append(Version(value, p, q, phase, terms, multiplicity, tuple(readers), number))
 
 
 def _version(flows: Flows, flow_terms: list[Terms]) -> Terms:
@@ -158,7 +162,7 @@ def _add_targets(flows: Flows) -> None:
             if not reachable(p, target):
                 flows.model.row(terms, 0.0, 0.0)
             elif p != target:
-                flows.versions.append(Version(value, p, target, unit.phase, terms, unit.multiplicity, ()))
+                flows.versions.append(Version(value, p, target, unit.phase, terms, unit.multiplicity, (), NO_GROUP))
 
 
 def is_parameter(flows: Flows, value: str) -> bool:

@@ -86,6 +86,7 @@ class _Writer:
     needs: Needs
     region_compute: dict[tuple[Phase, int], Terms] = field(default_factory=dict)
     region_traffic: dict[tuple[Phase, int], Terms] = field(default_factory=dict)
+    local_types: dict[tuple[str, Layout], TensorType] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.space, self.model = self.result.space, self.result.model
@@ -107,8 +108,11 @@ class _Writer:
             self.model.cost[variable] += coefficient * MS
 
     def _local(self, value: str, layout: Layout) -> TensorType:
-        whole = self.space.graph.types[value]
-        return TensorType(whole.dtype, local_shape(whole.shape, layout, self.space.mesh))
+        if (value, layout) not in self.local_types:
+            whole = self.space.graph.types[value]
+            local = TensorType(whole.dtype, local_shape(whole.shape, layout, self.space.mesh))
+            self.local_types[value, layout] = local
+        return self.local_types[value, layout]
 
     def _compute(self) -> None:
         for unit in self.space.units:
@@ -336,9 +340,9 @@ class _Writer:
         return [name for lives in (storages.forward, storages.backward) for name in lives if fold.key(name) == name]
 
     def _version_items(self, items: Items) -> None:
-        """A redistributed copy is alive from its first to its last reader of a phase, views of it included."""
+        """Redistributed copies are alive from the first to the last reader of a phase, views of them included."""
         fold, graph = self.space.fold, self.space.graph
-        wanted: Mapping[tuple[str, Phase, int, bool], list[Version]] = self._versions_by_edge()
+        groups = self._groups_by_edge()
         spans: dict[tuple[int, str], tuple[int, int]] = {}
         for position, node in enumerate(graph.nodes):
             unit = self.space.unit_of[fold.key(node.name)]
@@ -348,35 +352,40 @@ class _Writer:
             for operand in node.operands:
                 cross = fold.layer(operand) != fold.layer(node.name)
                 for phase, (start, end) in ends.items():
-                    for version in wanted.get((fold.key(operand), phase, unit, cross), ()):
-                        key = (id(version), operand)
-                        old = spans.get(key, (start, end))
-                        spans[key] = (min(old[0], start), max(old[1], end))
-        versions = {id(v): v for v in self.flows.versions}
-        for (number, _), (start, end) in spans.items():
-            version = versions[number]
-            size = self._local(version.value, version.target).num_bytes / GB
-            if is_parameter(self.flows, version.value) and fold.group(version.value) >= 0:
-                size *= GATHERS_IN_FLIGHT
-            items.add(("version", number), add_terms({}, version.terms, size), start, end)
-            self._kept_gather_items(items, version, start, end)
-
-    def _kept_gather_items(self, items: Items, version: Version, start: int, end: int) -> None:
-        share = self.result.kept_shares.get((version.value, version.source, version.target))
-        if share is None:
-            return
-        size = self._local(version.value, version.target).num_bytes / GB
+                    for group in groups.get((fold.key(operand), phase, unit, cross), ()):
+                        old = spans.get((group, operand), (start, end))
+                        spans[group, operand] = (min(old[0], start), max(old[1], end))
+        sizes, kept, phases = self._group_bytes()
         forward_end = self.result.storages.num_forward
-        span = (end + 1, forward_end) if version.phase is Phase.FORWARD else (forward_end + 1, start - 1)
-        items.add(("gathered", id(version)), {share: size}, *span)
+        for (group, _), (start, end) in spans.items():
+            items.add(("version", group), sizes[group], start, end)
+            ahead = phases[group] is Phase.FORWARD
+            waiting = (end + 1, forward_end) if ahead else (forward_end + 1, start - 1)
+            items.add(("gathered", group), kept.get(group, {}), *waiting)
 
-    def _versions_by_edge(self) -> Mapping[tuple[str, Phase, int, bool], list[Version]]:
-        found: dict[tuple[str, Phase, int, bool], list[Version]] = {}
+    def _groups_by_edge(self) -> Mapping[tuple[str, Phase, int, bool], set[int]]:
+        found: dict[tuple[str, Phase, int, bool], set[int]] = {}
         for version in self.flows.versions:
             for edge in version.readers:
                 if edge.slot != AT_REST:
-                    found.setdefault((version.value, version.phase, edge.consumer, edge.cross), []).append(version)
+                    found.setdefault((version.value, version.phase, edge.consumer, edge.cross), set()).add(version.group)
         return found
+
+    def _group_bytes(self) -> tuple[dict[int, Terms], dict[int, Terms], dict[int, Phase]]:
+        """Per group of versions: GB of its copies, GB of those kept for backward, and its phase."""
+        sizes: dict[int, Terms] = {}
+        kept: dict[int, Terms] = {}
+        phases: dict[int, Phase] = {}
+        for version in self.flows.versions:
+            size = self._local(version.value, version.target).num_bytes / GB
+            share = self.result.kept_shares.get((version.value, version.source, version.target))
+            if share is not None:
+                add_terms(kept.setdefault(version.group, {}), {share: size})
+            if is_parameter(self.flows, version.value) and self.space.fold.group(version.value) >= 0:
+                size *= GATHERS_IN_FLIGHT
+            add_terms(sizes.setdefault(version.group, {}), version.terms, size)
+            phases[version.group] = version.phase
+        return sizes, kept, phases
 
     def _reader_spans(self, name: str, position: int) -> dict[Phase, tuple[int, int]]:
         """Per phase, from when to when what this node reads is needed: longer where the node makes a view."""

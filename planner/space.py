@@ -29,6 +29,7 @@ from shardwright.ir.ops import is_view
 from shardwright.passes.localize import localize
 from shardwright.passes.prices import Prices
 from shardwright.passes.strategies import Rules, Strategy
+from shardwright.planner.batch_split import batch_strategies
 from shardwright.planner.fold import Fold
 
 __all__ = ["AT_REST", "Choice", "Edge", "Space", "Unit", "build_space"]
@@ -104,7 +105,7 @@ class Space:
     targets: Mapping[str, Layout] = field(default_factory=dict)
     """Value to the layout the caller wants (loss, outputs, buffer updates)."""
     num_strategies: int = 0
-    """Combinations offered by the rules, before pruning."""
+    """Strategies offered by the rules, over axes."""
 
 
 def build_space(graph: Graph, mesh: Mesh, fold: Fold, rules: Rules, prices: Prices) -> Space:
@@ -141,8 +142,21 @@ class _Builder:
     drafts: list[_Draft] = field(default_factory=list)
     unit_of: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    outer: list[dict[str, Strategy]] = field(default_factory=list)
+    """Per axis but the last, what splitting the batch means for every node."""
     edges: dict[tuple[str, int, int, Phase, bool], int] = field(default_factory=dict)
     num_strategies: int = 0
+
+    def __post_init__(self) -> None:
+        self.outer = [batch_strategies(self.graph, self.rules, size) for size in self.mesh.sizes[:-1]]
+
+    def _strategies(self, node: Node, axis: int) -> tuple[Strategy, ...]:
+        """On the innermost axis whatever the rules offer, on others the whole and a split of the batch."""
+        offered = self.rules.strategies(self.graph, node, self.mesh.sizes[axis])
+        self.num_strategies += len(offered)
+        if axis == len(self.mesh.sizes) - 1:
+            return offered
+        return tuple(dict.fromkeys((offered[0], self.outer[axis][node.name])))
 
     def add_input(self, name: str, kind: InputKind) -> None:
         key = self.fold.key(name)
@@ -203,7 +217,7 @@ class _Builder:
         draft = self.drafts[leader]
         operand = node.operands[0]
         position = draft.values.index(self.fold.key(operand))
-        tables = [self._by_read(node, size) for size in self.mesh.sizes]
+        tables = [self._by_read(node, axis) for axis in range(len(self.mesh.sizes))]
         only_reader = len(self.graph.users.get(operand, ())) == 1 and is_view(node.op)
         extended = []
         for choice in draft.choices:
@@ -233,10 +247,10 @@ class _Builder:
             self.unit_of[result] = leader
         return True
 
-    def _by_read(self, node: Node, num_shards: int) -> dict[object, Strategy]:
+    def _by_read(self, node: Node, axis: int) -> dict[object, Strategy]:
         """Read placement to the first strategy that reads every operand so."""
         table: dict[object, Strategy] = {}
-        for strategy in self.rules.strategies(self.graph, node, num_shards):
+        for strategy in self._strategies(node, axis):
             if len(set(strategy.reads)) == 1:
                 table.setdefault(strategy.reads[0], strategy)
         return table
@@ -252,10 +266,9 @@ class _Builder:
         return all(divides(shape, layout, self.mesh) for shape, layout in zip(shapes, layouts, strict=True))
 
     def _found_unit(self, node: Node) -> None:
-        per_axis = [self.rules.strategies(self.graph, node, size) for size in self.mesh.sizes]
+        per_axis = [self._strategies(node, axis) for axis in range(len(self.mesh.sizes))]
         choices: dict[tuple[tuple[Layout, ...], tuple[Layout, ...]], Choice] = {}
         for combination in product(*per_axis):
-            self.num_strategies += 1
             reads = tuple(tuple(s.reads[i] for s in combination) for i in range(len(node.operands)))
             results = tuple(tuple(s.results[i] for s in combination) for i in range(len(node.results)))
             if (

@@ -42,8 +42,8 @@ from shardwright.runtime.hf_copies import fakeable_experts, hf_models, without_c
 from shardwright.runtime.loss import LossFunction
 from shardwright.runtime.naming import ROOT, named
 from shardwright.runtime.simplify import simplified
-from shardwright.runtime.traced_step import Batch, OutputShape, TracedStep, fake_batch, run_once
 from shardwright.runtime.torch_ops import tensor_type
+from shardwright.runtime.traced_step import Batch, OutputShape, TracedStep, fake_batch, run_once
 from shardwright.runtime.trees import format_path
 
 __all__ = ["Captured", "capture"]
@@ -72,7 +72,9 @@ def capture(
     fake = fake_copy(module, mode)
     batch = fake_batch(signature, bound, fake.aliases, mode)
     shape = _tried(module, fake.module, batch, mode, loss, loss_fn, positions_given="position_ids" in bound)
-    graph, tensors = _traced(TracedStep(fake.module, batch, shape, loss_fn), fake, batch, shape, name or type(module).__name__)
+    graph, tensors = _traced(
+        TracedStep(fake.module, batch, shape, loss_fn), fake, batch, shape, name or type(module).__name__
+    )
     return Captured(
         graph=graph,
         inputs=tuple(

@@ -48,4 +48,3 @@ def _backward(node: Node, types: dict[str, TensorType]) -> list[Node]:
 
     weight_t, x_t = transposed(weight), transposed(x)
     return [weight_t, product(grad, weight_t.name, grad_x), x_t, product(x_t.name, grad, grad_weight)]
-

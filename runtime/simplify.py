@@ -15,7 +15,13 @@ __all__ = ["simplified"]
 _SAME = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
 """Always the operand itself: nothing writes in place, and what autograd needed to know is in the graph already."""
 _SAME_IF_TYPE = frozenset(
-    {"aten.view.default", "aten._unsafe_view.default", "aten.expand.default", "aten.slice.Tensor", "aten.permute.default"}
+    {
+        "aten.view.default",
+        "aten._unsafe_view.default",
+        "aten.expand.default",
+        "aten.slice.Tensor",
+        "aten.permute.default",
+    }
 )
 """The operand itself where the type stays: a view that changes no size moves nothing."""
 _OWN_INVERSE = frozenset({"aten.t.default"})
@@ -134,8 +140,12 @@ def _with_own_gradients(graph: Graph) -> Graph:
             producer = graph.producers.get(value)
             copies.append(
                 Node(
-                    "aten.clone.default", (Ref(value),), (("memory_format", Token("contiguous_format")),), (name,),
-                    Phase.BACKWARD, *((producer.module, producer.source) if producer else ("", "")),
+                    "aten.clone.default",
+                    (Ref(value),),
+                    (("memory_format", Token("contiguous_format")),),
+                    (name,),
+                    Phase.BACKWARD,
+                    *((producer.module, producer.source) if producer else ("", "")),
                 )  # fmt: skip
             )
         taken.add(roots[value])
@@ -150,4 +160,3 @@ def _roots(graph: Graph) -> dict[str, str]:
         for result in node.results:
             roots[result] = result if shared is None else roots[shared]
     return roots
-

@@ -44,7 +44,9 @@ def run_graph(graph: Graph, values: dict[str, Tensor]) -> dict[str, Tensor]:
     return values
 
 
-def graph_step(captured: Captured, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> StepResult:
+def graph_step(
+    captured: Captured, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> StepResult:
     """One step by the graph, with the module's weights."""
     graph = captured.graph
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -67,7 +69,9 @@ def torch_dtype(captured: Captured) -> torch.dtype:
     return TORCH_DTYPES[captured.graph.types[captured.graph.loss].dtype]
 
 
-def eager_step(captured: Captured, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> StepResult:
+def eager_step(
+    captured: Captured, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> StepResult:
     """One step of a copy of the module by plain PyTorch."""
     plain = copy.deepcopy(module).train()
     for config in {id(m.config): m.config for m in plain.modules() if hasattr(m, "config")}.values():

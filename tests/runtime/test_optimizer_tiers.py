@@ -118,7 +118,7 @@ def test_with_no_state_on_the_host_it_is_the_ordinary_fused_optimizer(two_ranks:
 )
 def test_state_is_counted_by_trying(kind: type[torch.optim.Optimizer], options: dict[str, Any], expected: int) -> None:
     parameter = nn.Parameter(torch.ones(3))
-    tried = kind([parameter], lr=0.1, **options)
+    tried = kind([parameter], lr=0.1, **options)  # type: ignore[call-arg]
     torch.optim.lr_scheduler.StepLR(tried, 1)
     before = {**tried.state}
     assert num_state_tensors(tried) == expected

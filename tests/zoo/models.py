@@ -5,10 +5,9 @@ from typing import TypeAlias
 
 import torch
 import transformers
-from torch import Tensor, nn
-
 from tests.zoo.small import Perceptron, ResNet
 from tests.zoo.transformer import Decoder
+from torch import Tensor, nn
 
 __all__ = ["MORE", "ZOO", "Example"]
 
@@ -210,7 +209,6 @@ ZOO: dict[str, Callable[[], Example]] = {
 """What every part is tested with."""
 
 MORE: dict[str, Callable[[], Example]] = {
-    build.__name__: _seeded(build)
-    for build in (gpt2, falcon, phi, roberta, distilbert, bart, convnext, swin, whisper)
+    build.__name__: _seeded(build) for build in (gpt2, falcon, phi, roberta, distilbert, bart, convnext, swin, whisper)
 }
 """Of the same kinds: captured, and compared with plain PyTorch."""

@@ -39,9 +39,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Returns the mean cross entropy of the next token; labels of -100 do not count."""
 
-    def __init__(
-        self, vocabulary: int, width: int, num_heads: int, hidden: int, num_layers: int, length: int
-    ) -> None:
+    def __init__(self, vocabulary: int, width: int, num_heads: int, hidden: int, num_layers: int, length: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
