@@ -54,15 +54,12 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--plan", help="made elsewhere; without it the first forward plans")
     options.add_argument("--steps", type=int, default=40)
-    options.add_argument("--budget", default="900MiB", help="memory of one rank")
+    options.add_argument("--budget", default="340MiB", help="memory of one rank")
     args, plans = options.parse_args(), []
-
-    @shardwright.parallelize(budget=args.budget, plan=args.plan, progress=print_progress(),
-                             on_plan=lambda *plan: plans.append(plan))  # fmt: skip
-    class PlannedLlamaForCausalLM(LlamaForCausalLM): ...
-
+    decorate = shardwright.parallelize(budget=args.budget, plan=args.plan, progress=print_progress(),
+                                       on_plan=lambda *plan: plans.append(plan))  # fmt: skip
     torch.manual_seed(0)
-    model = PlannedLlamaForCausalLM(CONFIG)
+    model = decorate(LlamaForCausalLM)(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     train, generator = read_files(held_out=False), torch.Generator().manual_seed(0)
     model(**draw(train, generator))  # the first forward plans; not a step

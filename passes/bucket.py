@@ -35,8 +35,8 @@ class Bucket:
         merged: dict[int, list[Node]] = {}
         removed: set[str] = set()
         writer = _Writer(dict(graph.types))
-        for number, bucket in enumerate(_buckets(graph, self.bucket_bytes)):
-            merged[bucket[-1].position] = writer.write(number, bucket)
+        for bucket in _buckets(graph, self.bucket_bytes):
+            merged[bucket[-1].position] = writer.write(bucket)
             removed.update(node.name for tail in bucket for node in tail.nodes)
         nodes: list[Node] = []
         for position, node in enumerate(graph.nodes):
@@ -88,12 +88,15 @@ class _Writer:
     nodes: list[Node] = field(default_factory=list)
     _stem: str = ""
 
-    def write(self, number: int, bucket: tuple[Tail, ...]) -> list[Node]:
-        """The nodes of one bucket. Level by level; between levels the values stay in the buffer where they can."""
+    def write(self, bucket: tuple[Tail, ...]) -> list[Node]:
+        """The nodes of one bucket, named after its first gradient.
+
+        Level by level; between levels the values stay in the buffer where they can.
+        """
         self.nodes = []
         buffer: str | None = None
         for depth, levels in enumerate(zip(*(tail.levels for tail in bucket), strict=True)):
-            self._stem = f"gradients~{levels[0].start.args[1]}/{number}.{depth}"
+            self._stem = f"{bucket[0].gradient}~bucket.{depth}"
             stays = levels[0].start.op == "mesh.all_reduce" and not any(level.before for level in levels)
             if buffer is not None and not stays:
                 self._unpack(buffer, [tail.levels[depth - 1].wait for tail in bucket])

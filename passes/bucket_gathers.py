@@ -32,10 +32,10 @@ class BucketGathers:
         writer = _Writer(dict(graph.types))
         merged: dict[int, list[Node]] = {}
         removed: set[str] = set()
-        for number, bucket in enumerate(self._buckets(graph)):
+        for bucket in self._buckets(graph):
             starts = [graph.nodes[position] for position in bucket]
             waits = [graph.nodes[graph.users[start.name][0]] for start in starts]
-            merged[bucket[0]] = writer.write(number, starts, waits)
+            merged[bucket[0]] = writer.write(starts, waits)
             removed.update(node.name for node in (*starts, *waits))
             for start in starts:
                 del writer.types[start.name]
@@ -81,10 +81,10 @@ class _Writer:
     _stem: str = ""
     _phase: Phase = Phase.FORWARD
 
-    def write(self, number: int, starts: Sequence[Node], waits: Sequence[Node]) -> list[Node]:
-        """The nodes of one bucket."""
+    def write(self, starts: Sequence[Node], waits: Sequence[Node]) -> list[Node]:
+        """The nodes of one bucket, named after its first member."""
         axis, self._phase, self.nodes = starts[0].args[1], starts[0].phase, []
-        self._stem = f"gathers~{axis}/{self._phase.value}.{number}"
+        self._stem = f"{waits[0].name}~bucket"
         dtype = self.types[waits[0].name].dtype
         sizes = tuple(self.types[start.operands[0]].num_elements for start in starts)
         num_parts = self.types[waits[0].name].num_elements // sizes[0]

@@ -22,6 +22,7 @@ from shardwright.passes.lifetimes import first_backward, storage_roots
 __all__ = ["LateWaits"]
 
 _WAITS = frozenset({"mesh.wait", "tier.wait"})
+_COPIES = frozenset({"aten.cat.default", "aten.clone.default", "aten._to_copy.default"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +172,18 @@ def _tails(graph: Graph, makers: dict[str, int]) -> frozenset[int]:
     for position in range(first_backward(graph), len(graph.nodes)):
         node = graph.nodes[position]
         ends = node.op == "mesh.wait" and graph.producers[node.operands[0]].op in REDUCTIONS
-        if ends or any(makers.get(name, -1) in behind for name in node.operands):
+        # All of backward leads to gradients: a node that computes is no tail.
+        if ends or _moves(node) and any(makers.get(name, -1) in behind for name in node.operands):
             behind.add(position)
     for position in sorted(behind, reverse=True):
         users = [user for result in graph.nodes[position].results for user in graph.users.get(result, ())]
         if not behind.issuperset(users):
             behind.discard(position)
     return frozenset(behind)
+
+
+def _moves(node: Node) -> bool:
+    return aliased_operand(node) is not None or node.op.startswith("mesh.") or node.op in _COPIES
 
 
 def _chained(graph: Graph, tails: frozenset[int]) -> frozenset[int]:

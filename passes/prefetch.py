@@ -97,9 +97,8 @@ class _Moving:
 
     def __post_init__(self) -> None:
         self.makers = {r: i for i, node in enumerate(self.graph.nodes) for r in node.results}
-        self.movable = _from_parameters(self.graph)
         self.border = first_backward(self.graph)
-        self.candidates = frozenset(_candidates(self.graph, self.movable))
+        self.candidates = frozenset(_candidates(self.graph, _from_parameters(self.graph)))
         self.queues: dict[str, list[int]] = {}
         for position in sorted(self.candidates, reverse=True):
             self.queues.setdefault(_stream(self.graph.nodes[position]), []).append(position)
@@ -135,22 +134,10 @@ class _Moving:
         fits = self.under_way_bytes.get(stream, 0) + self._num_bytes(start) <= limit
         same_phase = (start < self.border) == (position < self.border)
         near = start - position <= self.options.lookahead_nodes
-        return fits and same_phase and near and self._can_follow(start)
-
-    def _can_follow(self, start: int) -> bool:
-        """Whether all that leads to it is there, or moves with it and is no start of its own."""
-        pending = [start]
-        while pending:
-            for name in self.graph.nodes[pending.pop()].operands:
-                maker = self.makers.get(name)
-                if maker is None or maker in self.done:
-                    continue
-                if maker in self.candidates or maker not in self.movable:
-                    return False
-                pending.append(maker)
-        return True
+        return fits and same_phase and near
 
     def _emit(self, position: int) -> None:
+        """A node, behind what leads to it: of a gather that is data movement from parameters, and its waits."""
         if position in self.done:
             return
         self.done.add(position)

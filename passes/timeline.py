@@ -114,9 +114,7 @@ class _Clock:
     def _start(self, node: Node) -> None:
         stream = _stream(node)
         seconds = self.prices.move_seconds(node)
-        # What is sent may itself still be under way: then the stream, not compute, waits for it.
-        sent = max((self.flights[name].end_seconds for name in node.operands if name in self.flights), default=0.0)
-        begin = max(self.now, self.free.get(stream, 0.0), sent)
+        begin = max(self.now, self.free.get(stream, 0.0))
         self.free[stream] = begin + seconds
         lost = (1.0 - self.overlaps.get(stream, 1.0)) * seconds
         self.flights[node.name] = _Flight(begin + seconds, lost, is_collective(node.op))

@@ -1,7 +1,7 @@
 """The public functions: plan a model, put a plan on it, check a plan edited by hand."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -74,6 +74,7 @@ def plan(
     loss_fn: LossFunction | None = None,
     seed: int = 0,
     accumulate: int = 1,
+    outputs: Collection[str] = (),
     mesh: Mesh | None = None,
     time_limit: float = TIME_LIMIT_SECONDS,
     gap: float = GAP,
@@ -82,6 +83,7 @@ def plan(
 ) -> PlanResult:
     """Choose layouts, fates and tiers for one training step on a global batch of the shapes of `args`.
 
+    `outputs` names what the training forward returns beside the loss (`.logits`); the rest is not even computed.
     `budget` and `host` are bytes of one rank, or texts such as `900MiB`. The module may be on `meta`; it is only read.
     Raises CaptureError, RuleError, ClusterError, and InfeasibleError with the smallest budget that would do.
     """
@@ -97,7 +99,7 @@ def plan(
     machines = load_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = Budget(_bytes(budget), _bytes(host, zero=True))
     progress(Progress("capture"))
-    captured = capture(module, args, kwargs, loss=loss, loss_fn=loss_fn)
+    captured = capture(module, args, kwargs, loss=loss, loss_fn=loss_fn).keeping(outputs)
     verify_graph(captured.graph)
     prices = prices_for(machines, lambda text: progress(Progress(text)))
     found = search(

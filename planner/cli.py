@@ -47,8 +47,8 @@ def plan(
     ] = None,
     loss: Annotated[str | None, typer.Option(metavar="PATH", help="output that is differentiated: .loss, 0")] = None,
     mesh: Annotated[str | None, typer.Option(metavar="AXES", help="fix the mesh: dp=2,tp=4")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="global sequences a step, with hf:")] = None,
-    seq: Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens a sequence, with hf:")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="global sequences a step; for hf:")] = None,
+    seq: Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens a sequence; for hf:")] = None,
     accumulate: Annotated[int, typer.Option(min=1, metavar="N", help="micro-batches a step")] = 1,
     seed: Annotated[int, typer.Option(metavar="N", help="of random operators")] = 0,
     time_limit: Annotated[float, typer.Option(min=0.0, metavar="S", help="seconds to solve")] = 120.0,
@@ -67,14 +67,14 @@ def plan(
     fixed_mesh, chosen_dtype = cli_values.read_mesh(mesh), cli_values.read_dtype(dtype)
     spec_name = cli_values.read_optimizer(optimizer)
 
-    from shardwright.runtime.target import load_target
-
     from shardwright.planner import api
     from shardwright.planner.json_export import plan_json
     from shardwright.planner.progress import show_progress
     from shardwright.planner.summary import plan_summary
+    from shardwright.runtime.target import load_target
+    from shardwright.runtime.torch_ops import TORCH_DTYPES
 
-    loaded = load_target(target, batch=batch, seq=seq, dtype=chosen_dtype)
+    loaded = load_target(target, batch, seq, None if chosen_dtype is None else TORCH_DTYPES[chosen_dtype])
     with show_progress(error_console()) as progress:
         result = api.plan(
             loaded.module,

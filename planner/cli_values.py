@@ -5,6 +5,7 @@ Knows neither torch nor the solver, so that a wrong flag is answered at once.
 
 import re
 from pathlib import Path
+from typing import Final
 
 import typer
 
@@ -12,7 +13,8 @@ from shardwright.ir import Cluster, Mesh, ShardwrightError, load_cluster, parse_
 
 __all__ = ["DTYPES", "check_target", "read_cluster", "read_dtype", "read_mesh", "read_optimizer", "read_size"]
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES: Final = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
+"""torch's names and ours."""
 _AXIS = re.compile(r"\s*([a-z_]\w*)\s*=\s*([1-9]\d*)\s*")
 
 
@@ -45,10 +47,10 @@ def read_mesh(text: str | None) -> Mesh | None:
 
 
 def read_dtype(text: str | None) -> str | None:
-    """torch's name of a floating dtype; nothing keeps the model's own."""
+    """torch's name of a floating dtype to the short one; nothing keeps the model's own."""
     if text is not None and text not in DTYPES:
         raise _usage(f"expected one of {', '.join(DTYPES)}, found {text!r}", "--dtype")
-    return text
+    return None if text is None else DTYPES[text]
 
 
 def read_optimizer(text: str) -> str:
@@ -70,8 +72,6 @@ def check_target(text: str, batch: int | None, seq: int | None) -> None:
         raise _usage(f"expected the name of a function behind the colon, found {right!r}", "TARGET")
     if left == "hf" and (batch is None or seq is None):
         raise _usage("expected --batch and --seq with a target hf:CONFIG.json: it has no example inputs", "TARGET")
-    if left != "hf" and (batch is not None or seq is not None):
-        raise _usage(f"expected --batch and --seq with hf:CONFIG.json only: {text} brings its own inputs", "TARGET")
     if left.endswith(".py") and not Path(left).is_file():
         raise _usage(f"expected a file, found nothing at {left!r}", "TARGET")
     if left == "hf" and not Path(right).is_file():

@@ -6,7 +6,7 @@ training forward. Without it rank 0 plans there and tells the others; its failur
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -41,6 +41,7 @@ class _Options:
     plan: str | Path | None
     loss: str | None
     loss_fn: LossFunction | None
+    outputs: Collection[str]
     inputs: InputMode
     time_limit: float
     on_plan: Callable[[Plan, Graph], None] | None
@@ -60,6 +61,7 @@ def parallelize(
     plan: str | Path | None = None,
     loss: str | None = None,
     loss_fn: LossFunction | None = None,
+    outputs: Collection[str] = (),
     inputs: InputMode = "global",
     time_limit: float = 60.0,
     on_plan: Callable[[Plan, Graph], None] | None = None,
@@ -67,10 +69,11 @@ def parallelize(
 ) -> Callable[[Model], Model]:
     """Decorate an `nn.Module` class. `cluster` defaults to the ranks of this run on this machine's CPUs.
 
+    `outputs` names what the training forward returns beside the loss (`.logits`).
     `plan` is a plan file: then nothing is solved, and the solver is not even imported. `on_plan(plan, graph)` is called
     on rank 0 once the plan is known; `progress` while it is made.
     """
-    options = _Options(cluster, budget, host, optimizer, plan, loss, loss_fn, inputs, time_limit, on_plan, progress)
+    options = _Options(cluster, budget, host, optimizer, plan, loss, loss_fn, outputs, inputs, time_limit, on_plan, progress)
 
     def decorate(cls: Model) -> Model:
         cls.forward = _forward(cls.forward, options)  # type: ignore[method-assign]
@@ -155,6 +158,7 @@ def _plan_here(
             optimizer=options.optimizer,
             loss=options.loss,
             loss_fn=options.loss_fn,
+            outputs=options.outputs,
             time_limit=options.time_limit,
             progress=options.progress,
         )

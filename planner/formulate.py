@@ -34,6 +34,8 @@ __all__ = ["Formulation", "Machine", "formulate"]
 MS = 1e3
 HIDDEN_WEIGHT = 1e-3
 """What hidden traffic costs, so that no byte moves for nothing."""
+PEAK_WEIGHT = 1e-5
+"""ms per GB: of equal plans the smaller."""
 GATHERS_IN_FLIGHT = 2
 """A layer's gathered parameters and those prefetched for the next."""
 
@@ -75,7 +77,7 @@ def formulate(space: Space, machine: Machine, options: FateOptions) -> Formulati
     storages = find_storages(space.graph, space.fold.layers)
     needs = find_needs(space, storages)
     fates = build_fates(flows, storages, needs.wanted, options)
-    writer = _Writer(Formulation(space, machine, model, flows, storages, fates, model.variable(math.inf)), needs)
+    writer = _Writer(Formulation(space, machine, model, flows, storages, fates, model.variable(math.inf, cost=PEAK_WEIGHT)), needs)
     writer.write()
     return writer.result
 

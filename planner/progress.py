@@ -31,10 +31,12 @@ class Progress:
 
     @property
     def gap(self) -> float | None:
-        """Relative distance of the two; None while one is unknown."""
-        if not self.incumbent_seconds or self.bound_seconds is None:
+        """Relative distance of the two; None while one is unknown, and where a replayed time is below the bound of the
+        solver's coarser objective: then the two do not compare."""
+        best, bound = self.incumbent_seconds, self.bound_seconds
+        if not best or bound is None or bound > best:
             return None
-        return max(0.0, self.incumbent_seconds - self.bound_seconds) / self.incumbent_seconds
+        return (best - bound) / best
 
     def __str__(self) -> str:
         parts = [self.stage]

@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir import Budget, Graph, InfeasibleError, Mesh
+from shardwright.ir import Budget, Decisions, Graph, InfeasibleError, Mesh
 from shardwright.passes.strategies import Rules
 from shardwright.planner.baselines import BASELINES, Recipe, restrict
 from shardwright.planner.candidates import Candidate, best, evaluate
@@ -29,6 +29,8 @@ ROUNDS = 4
 ROOM = 0.03
 """A plan that leaves more of the budget than this is solved again with what it left."""
 BASELINE_GAP = 0.01
+SMALLEST_SECONDS = 10.0
+"""Per mesh, to find the plan that needs least."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ class _Search:
     def _solve_mesh(self, mesh: Mesh, seconds: float) -> None:
         formulation, budget = self.formulations[mesh], self.request.budget.device_bytes
         limit, deadline = budget / GB, time.monotonic() + seconds
+        before: Decisions | None = None
         for number in range(ROUNDS):
             self._say(f"solve {mesh}")
             solution = solve(
@@ -180,6 +183,10 @@ class _Search:
                 self.interrupted |= solution.status is Status.FEASIBLE
             if not solution.values:
                 return
+            decisions = decode(formulation, solution.values)
+            if decisions == before:
+                return
+            before = decisions
             candidate = self._adopt("joint", formulation, solution)
             change = budget - candidate.replay.peak_bytes
             binds = solution.values[formulation.peak] > 0.97 * limit
@@ -194,7 +201,7 @@ class _Search:
         for mesh, formulation in self.formulations.items():
             self._say(f"smallest {mesh}")
             program = formulation.model.with_cost({formulation.peak: 1e3})
-            solution = solve(program, time_limit_seconds=max(self._remaining(), 10.0), relative_gap=0.002)
+            solution = solve(program, time_limit_seconds=SMALLEST_SECONDS, relative_gap=BASELINE_GAP)
             if solution.values:
                 self._adopt("smallest", formulation, solution)
 

@@ -58,6 +58,7 @@ def apply_captured(
     """`apply` with the capture at hand."""
     if plan.identity.accumulate != 1:
         raise PlanError(f"expected accumulate 1, found {plan.identity.accumulate}: call forward and backward repeatedly")
+    captured = captured.keeping(graph.outputs)
     require_identity(plan, graph, captured, world().size)
     return install(
         module,

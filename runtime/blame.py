@@ -2,14 +2,12 @@
 
 import os
 import traceback
-from types import TracebackType
 
 import torch
 from torch import nn
 
 from shardwright.ir import CaptureError
 from shardwright.runtime.compat import DataDependentOutputException, DynamicOutputShapeException, TorchDynamoException
-from shardwright.runtime.naming import ROOT
 
 __all__ = ["blame"]
 
@@ -34,7 +32,7 @@ def blame(error: Exception, module: nn.Module) -> CaptureError:
     """What to raise instead of `error`, which came from running or tracing `module`."""
     if isinstance(error, CaptureError):
         return error
-    place, where = _place(error, module)
+    where = _place(error, module)
     found = _first_line(error)
     cause = _root(error)
     if isinstance(cause, DataDependentOutputException):
@@ -54,37 +52,37 @@ def _root(error: BaseException) -> BaseException:
 
 def _first_line(error: Exception) -> str:
     """The first line that says something; dynamo's own advice follows after it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    lines: list[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first: str = lines[0] if lines else type(error).__name__
+    return first
 
 
-def _place(error: Exception, module: nn.Module) -> tuple[str, str]:
+def _place(error: Exception, module: nn.Module) -> str:
     frames = _user_frames(error, module)
     if not frames:
-        return "", "at an unknown line"
+        return "at an unknown line"
     path, file, line = frames[-1]
-    return path, f"in module {path or '(top)'} at {file}:{line}"
+    return f"in module {path or '(top)'} at {file}:{line}"
 
 
 def _user_frames(error: Exception, module: nn.Module) -> list[tuple[str, str, int]]:
     """(module path, file, line) of frames outside torch, outermost first; from dynamo's own stack where it has one."""
     names = {id(m): name for name, m in module.named_modules()}
+    found: list[tuple[str, str, int]] = []
+    path = ""
     dynamo: traceback.StackSummary | None = getattr(error, "real_stack", None)
     if dynamo:
         frames = [(f.filename, f.lineno or 0) for f in dynamo if not f.filename.startswith(_OWN)]
-        return [(_module_at(module, file, line), file, line) for file, line in frames]
-    found: list[tuple[str, str, int]] = []
-    path = ""
-    for frame, line in traceback.walk_tb(_innermost(error)):
+        for file, line in frames:
+            path = _module_at(module, file, line) or path
+            found.append((path, file, line))
+        return found
+    for frame, line in traceback.walk_tb(error.__traceback__):
         path = names.get(id(frame.f_locals.get("self")), path)
         file = frame.f_code.co_filename
         if not file.startswith(_OWN):
             found.append((path, file, line))
     return found
-
-
-def _innermost(error: BaseException) -> TracebackType | None:
-    return error.__traceback__
 
 
 def _module_at(module: nn.Module, file: str, line: int) -> str:
@@ -95,5 +93,5 @@ def _module_at(module: nn.Module, file: str, line: int) -> str:
             continue
         lines = [number for _, _, number in code.co_lines() if number is not None]
         if lines and min(lines) <= line <= max(lines):
-            return name.removeprefix(f"{ROOT}.")
+            return str(name)
     return ""

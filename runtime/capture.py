@@ -122,7 +122,7 @@ def _traced(
                 stack, traced, batch.tensors, decompositions=decomposition_table()
             ).graph_module
         except Exception as error:
-            raise blame(error, step) from None
+            raise blame(error, fake.module) from None
     # After the stack is closed: until then its fake mode makes every tensor fake, constants too.
     names = _Names(fake, batch, traced)
     converted = convert(joint, names.describe)
@@ -214,7 +214,8 @@ def _with_all_parameters(graph: Graph, fake: FakeModule, order: Mapping[str, int
 
 
 def _output_node(graph_module: fx.GraphModule) -> fx.Node:
-    return next(node for node in reversed(graph_module.graph.nodes) if node.op == "output")
+    found: fx.Node = next(node for node in reversed(graph_module.graph.nodes) if node.op == "output")
+    return found
 
 
 def _main_dtype(module: nn.Module) -> torch.dtype:

@@ -1,12 +1,13 @@
 """What capture gives: the graph, and how the module's own inputs and outputs map to its values."""
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from shardwright.ir import Graph, InputError, TensorType
+from shardwright.passes.dead_code import without_dead_code
 from shardwright.runtime.torch_ops import dtype_name
 from shardwright.runtime.trees import KeyPath, Leaf, format_path, leaves, map_leaves
 
@@ -47,6 +48,11 @@ class Captured:
     """Of the parameters (of most of them)."""
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Inputs of kind buffer that no `named_buffers` holds: tensors that the module made from constants."""
+
+    def keeping(self, outputs: Collection[str]) -> "Captured":
+        """With only these of the outputs beside the loss: what nobody reads is not computed, gathered or held."""
+        kept = {path: value for path, value in self.graph.outputs.items() if path in outputs}
+        return replace(self, graph=without_dead_code(replace(self.graph, outputs=kept)))
 
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, torch.Tensor]:
         """The batch by value name. Raises InputError for other structure, dtype or constants; sizes are not checked,

@@ -140,7 +140,8 @@ def _with_concrete_sizes(node: Node, types: Mapping[str, TensorType], result: Te
         return replace(node, args=(*node.args[:position], result.shape, *node.args[position + 1 :]))
     if node.op != "aten.slice.Tensor":
         return node
-    dim, start, end, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+    defaults: tuple[Arg, ...] = (0, None, None, 1)
+    dim, start, end, step = (*node.args[1:], *defaults[len(node.args) - 1 :])
     if not isinstance(dim, int):
         return node
     size = types[node.operands[0]].shape[dim]
@@ -203,7 +204,7 @@ def _refuse_random(node: fx.Node) -> None:
         return
     if is_random(op_name(op)) or torch.Tag.nondeterministic_seeded in op.tags and not _attention_without_dropout(node):
         raise CaptureError(
-            f"dropout above 0 is not supported yet: expected a model without random numbers, found {op} {_where(node)}. "
+            f"dropout above 0 is not supported yet: expected no random numbers, found {op} {_where(node)}. "
             "Set every dropout (attention's and drop path too) to 0 and draw random inputs outside the model"
         )
 
@@ -216,7 +217,7 @@ def _attention_without_dropout(node: fx.Node) -> bool:
     if "dropout_p" not in names:
         return False
     given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    return given.get("dropout_p", 0.0) == 0.0
+    return bool(given.get("dropout_p", 0.0) == 0.0)
 
 
 def _path(node: fx.Node) -> str:

@@ -86,6 +86,12 @@ def _not_causal(call: OpCall) -> bool:
     return not call.argument("is_causal", False)
 
 
+def _mask_without_gradient(call: OpCall) -> bool:
+    """The gradient of a broadcast mask would be a sum."""
+    wanted = call.argument("grad_input_mask")
+    return isinstance(wanted, tuple) and len(wanted) == 4 and not wanted[3]
+
+
 def _plain_convolution(call: OpCall) -> bool:
     return call.integer("groups", 1) == 1 and not call.argument("transposed", False)
 
@@ -158,6 +164,11 @@ ADDED: Final[Mapping[str, tuple[Splits, ...]]] = {
         Splits("no*,ni*,oi*->ni*+,oi*,o", "o", _plain_convolution),
         Splits("no*,ni*,oi*->ni*,oi*,o", "i", _plain_convolution),
     ),
+    # As on the CPU; DTensor cuts a mask that is broadcast, which then does not divide.
+    "aten._scaled_dot_product_efficient_attention.default": (Splits("bhqe,bhke,bhkv,bhqk->bhqv,bhq,,", "bh"),),
+    "aten._scaled_dot_product_efficient_attention_backward.default": (
+        Splits("bhqv,bhqe,bhke,bhkv,bhqk,bhqv,bhq,,->bhqe,bhke,bhkv,bhqk", "bh", _mask_without_gradient),
+    ),
     "aten.avg_pool2d_backward.default": _POOL_BACKWARD,
     "aten._adaptive_avg_pool2d_backward.default": _POOL_BACKWARD,
     # Statistics are of one sample's groups; scale and shift gather terms from every sample.
@@ -167,6 +178,7 @@ ADDED: Final[Mapping[str, tuple[Splits, ...]]] = {
     "aten.reflection_pad2d.default": (Splits("nc*->nc*", "nc"),),
     "aten.replication_pad2d.default": (Splits("nc*->nc*", "nc"),),
     # Elementwise; a filling value is whole.
+    "aten.floor_divide.default": (Splits("*,*->*", "*"),),
     "aten.copy.default": (Splits("*,*->*", "*"),),
     "aten.fill.Tensor": (Splits("*,->*", "*"),),
     "aten.fill.Scalar": (Splits("*->*", "*"),),

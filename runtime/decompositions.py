@@ -7,7 +7,7 @@ with sums. Written as sum and division by a global count, every split is exact. 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from shardwright.runtime.compat import get_decompositions
 
 __all__ = ["decomposition_table"]
 
-aten: Final = torch.ops.aten
+aten: Any = torch.ops.aten  # torch gives its operators no types
 _MEAN: Final = 1
 """Torch's number for reduction="mean"."""
 _SUM: Final = 2
@@ -52,7 +52,7 @@ _FROM_TORCH: Final = (
 def decomposition_table() -> dict[OpOverload, Decomposition]:
     """What capture replaces, by overload."""
     return {
-        **get_decompositions(list(_FROM_TORCH)),
+        **_from_torch(),
         aten.mean.default: _mean,
         aten.mean.dim: _mean_dim,
         aten.var.correction: _var,
@@ -64,15 +64,22 @@ def decomposition_table() -> dict[OpOverload, Decomposition]:
     }
 
 
+def _from_torch() -> dict[OpOverload, Decomposition]:
+    found = get_decompositions(list(_FROM_TORCH))
+    return {op: decomposition for op, decomposition in found.items() if isinstance(op, OpOverload)}
+
+
 def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    return aten.div.Scalar(aten.sum.default(x, dtype=dtype), x.numel())
+    mean: Tensor = aten.div.Scalar(aten.sum.default(x, dtype=dtype), x.numel())
+    return mean
 
 
 def _mean_dim(
     x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     total = aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype)
-    return aten.div.Scalar(total, _count(x, dim))
+    mean: Tensor = aten.div.Scalar(total, _count(x, dim))
+    return mean
 
 
 def _count(x: Tensor, dim: Sequence[int] | None) -> int:
@@ -104,14 +111,14 @@ def _var(
 def _std(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
-    return aten.sqrt.default(_var(x, dim, correction=correction, keepdim=keepdim))
+    return _var(x, dim, correction=correction, keepdim=keepdim).sqrt()
 
 
 def _std_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     variance, mean = _var_mean(x, dim, correction=correction, keepdim=keepdim)
-    return aten.sqrt.default(variance), mean
+    return variance.sqrt(), mean
 
 
 def _nll_loss(op: OpOverload) -> Decomposition:
@@ -122,8 +129,10 @@ def _nll_loss(op: OpOverload) -> Decomposition:
         x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
     ) -> tuple[Tensor, Tensor]:
         if reduction != _MEAN:
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]  # stays as it is
+        total: Tensor
+        total_weight: Tensor
         total, total_weight = op(x, target, weight, _SUM, ignore_index)
-        return aten.div.Tensor(total, total_weight), total_weight
+        return total / total_weight, total_weight
 
     return forward

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from shardwright.ir import CaptureError, TensorType
 from shardwright.runtime.compat import FakeTensor, FakeTensorMode
@@ -31,7 +31,7 @@ class FakeModule:
     aliases: Mapping[str, str]
     """Every name of every parameter and buffer, tied ones too, to the canonical name."""
     parameters: Mapping[str, TensorType]
-    """Canonical names of parameters only, in order. Tracing may replace the copy's tensors: do not look them up there."""
+    """Canonical names of parameters only, in order. Tracing may replace the copy's tensors: do not look there."""
 
 
 def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -59,7 +59,7 @@ def fake_copy(module: nn.Module, mode: FakeTensorMode) -> FakeModule:
         copied = copy.deepcopy(module, memo)
     except Exception as error:
         raise CaptureError(
-            f"expected a module that copy.deepcopy can copy (its weights are not copied), found {type(module).__name__}, "
+            f"expected a module that copy.deepcopy can copy (its weights are not), found {type(module).__name__}, "
             f"which raises {type(error).__name__}: {error}. Keep what cannot be copied out of the module's attributes, "
             "or give it a __deepcopy__"
         ) from error
@@ -82,7 +82,7 @@ def _with_names(module: nn.Module) -> FakeModule:
 
 
 def _check_plain(name: str, tensor: torch.Tensor) -> None:
-    if isinstance(tensor, UninitializedTensorMixin):
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         raise CaptureError(f"expected {name} to have a shape, found a lazy one. Run the module once before planning")
     kind = type(tensor.data) if isinstance(tensor, nn.Parameter) else type(tensor)
     if kind not in (torch.Tensor, nn.Parameter, FakeTensor) or tensor.layout != torch.strided:

@@ -79,19 +79,20 @@ def _kind(config: "PretrainedConfig", path: str) -> "type[PreTrainedModel]":
     import transformers
 
     for name in getattr(config, "architectures", None) or ():
-        found = getattr(transformers, name, None)
-        if found is not None and _takes_labels(found):
-            return found
+        named: type[PreTrainedModel] | None = getattr(transformers, name, None)
+        if named is not None and _takes_labels(named):
+            return named
     mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) in mapping:
-        return mapping[type(config)]
+        kind: type[PreTrainedModel] = mapping[type(config)]
+        return kind
     raise TargetError(
         f"expected an architecture with a loss in {path} ('architectures': ['LlamaForCausalLM']), found "
         f"{config.architectures} of model_type {config.model_type}. Name the class to train, or write a function target"
     )
 
 
-def _takes_labels(kind: type) -> bool:
+def _takes_labels(kind: "type[PreTrainedModel]") -> bool:
     return "labels" in inspect.signature(kind.forward).parameters
 
 

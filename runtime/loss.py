@@ -53,8 +53,9 @@ def call_loss(
 
 
 def _listed(output: object) -> str:
-    found = [
-        f"{format_path(path) or 'the output'}: {tensor_type(leaf) if isinstance(leaf, torch.Tensor) else type(leaf).__name__}"
-        for path, leaf in leaves(output)
-    ]
+    found = [f"{format_path(path) or 'the output'}: {_kind(leaf)}" for path, leaf in leaves(output)]
     return ", ".join(found) or "no outputs"
+
+
+def _kind(leaf: object) -> str:
+    return str(tensor_type(leaf)) if isinstance(leaf, torch.Tensor) else type(leaf).__name__

@@ -50,7 +50,7 @@ def source_line(stack_trace: str | None) -> str:
 def named(graph: Graph) -> Graph:
     """The same graph with names for people; `Node.module` holds `call_path`s before and plain module paths after."""
     taken = {i.name: i.name for i in graph.inputs}
-    gradients = {value: f"grad({parameter})" for parameter, value in reversed(graph.gradients.items())}
+    gradients = {value: f"grad({parameter})" for parameter, value in reversed(list(graph.gradients.items()))}
     names = dict(taken)
     counts: dict[str, int] = {}
     nodes = []

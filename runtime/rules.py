@@ -45,12 +45,19 @@ class DTensorRules:
 
     def strategies(self, graph: Graph, node: Node, num_shards: int) -> tuple[Strategy, ...]:
         """Every strategy on an axis of `num_shards` ranks, all-replicated first. Raises RuleError."""
-        call = op_call(graph, node, num_shards)
-        key = (call, _relevant(call, self._cuts_of(graph)))
+        key = self._key(graph, node, num_shards)
         if key not in self._answers:
-            found = self._find(call, key[1], node)
-            self._answers[key] = self._checked(graph, node, call, found)
+            found = self._find(*key, node)
+            self._answers[key] = self._checked(graph, node, key[0], found)
         return self._answers[key]
+
+    def knows(self, graph: Graph, node: Node, num_shards: int) -> bool:
+        """Whether an equal call was answered before."""
+        return self._key(graph, node, num_shards) in self._answers
+
+    def _key(self, graph: Graph, node: Node, num_shards: int) -> tuple[OpCall, frozenset[tuple[int, int]]]:
+        call = op_call(graph, node, num_shards)
+        return call, _relevant(call, self._cuts_of(graph))
 
     def _cuts_of(self, graph: Graph) -> frozenset[tuple[int, int]]:
         if not self.strided:
@@ -60,7 +67,7 @@ class DTensorRules:
         return self._cuts[1]
 
     def _find(self, call: OpCall, cuts: frozenset[tuple[int, int]], node: Node) -> tuple[Strategy, ...]:
-        if not call.op.startswith("aten.") and not dtensor_knows(call.op):
+        if not call.op.startswith(("aten.", "prims.")) and not dtensor_knows(call.op):
             raise RuleError(_unknown(node))
         whole = Strategy((Replicate(),) * len(call.operands), (Replicate(),) * len(call.results))
         ours = declared(call)

@@ -15,13 +15,7 @@ __all__ = ["simplified"]
 _SAME = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
 """Always the operand itself: nothing writes in place, and what autograd needed to know is in the graph already."""
 _SAME_IF_TYPE = frozenset(
-    {
-        "aten.view.default",
-        "aten._unsafe_view.default",
-        "aten.expand.default",
-        "aten.slice.Tensor",
-        "aten.permute.default",
-    }
+    f"aten.{name}" for name in ("view.default", "_unsafe_view.default", "expand.default", "slice.Tensor")
 )
 """The operand itself where the type stays: a view that changes no size moves nothing."""
 _OWN_INVERSE = frozenset({"aten.t.default"})
@@ -57,10 +51,7 @@ def _equal_operand(node: Node, producers: Mapping[str, Node], types: Mapping[str
         return operand
     if node.op in _OWN_INVERSE and operand in producers and producers[operand].op == node.op:
         return producers[operand].operands[0]
-    if node.op in _SAME_IF_TYPE and types[node.name] == types[operand]:
-        identity = node.op != "aten.permute.default" or node.args[1] == tuple(range(len(types[operand].shape)))
-        return operand if identity else None
-    return None
+    return operand if node.op in _SAME_IF_TYPE and types[node.name] == types[operand] else None
 
 
 def _with_returned(graph: Graph, same: Mapping[str, str]) -> Graph:

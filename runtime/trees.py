@@ -93,7 +93,8 @@ def _rebuilt(tree: object, children: list[tuple[Key, object]]) -> object:
             result[key.value] = child  # type: ignore[index]
         return result
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(child for _, child in children))
+        make: Callable[..., object] = type(tree)
+        return make(*(child for _, child in children))
     if isinstance(tree, list):
         return [child for _, child in children]
     if isinstance(tree, tuple):

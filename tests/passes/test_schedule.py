@@ -15,6 +15,7 @@ from shardwright.passes.inplace import InPlace
 from shardwright.passes.late_waits import LateWaits
 from shardwright.passes.prefetch import Prefetch
 from shardwright.passes.schedule import schedule
+from shardwright.passes.schedule_check import check_schedule
 from shardwright.runtime.lockstep import run_lockstep
 
 LAYERS = st.lists(st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans(), st.booleans()), min_size=1, max_size=6)
@@ -59,3 +60,63 @@ def test_any_passes_in_any_order_keep_the_numbers(layers: list[Layer], passes: l
 def test_the_default_schedule_keeps_the_numbers(layers: list[Layer]) -> None:
     before = layer_graph(layers)
     assert_same(before, schedule(before))
+
+
+def most_under_way(graph: Graph, starts: dict[str, int], newest_counts: bool) -> int:
+    """Largest total, at any moment, of the bytes of those starts that are not yet waited for."""
+    under_way: dict[str, int] = {}
+    most = 0
+    for node in graph.nodes:
+        if node.op.endswith(".wait"):
+            under_way.pop(node.operands[0], None)
+        elif under_way and not newest_counts:
+            # Right behind a start the oldest ends; the newest alone may exceed the limit.
+            most = max(most, sum(under_way.values()) if len(under_way) > 1 else 0)
+        if node.name in starts:
+            under_way[node.name] = starts[node.name]
+        if newest_counts:
+            most = max(most, sum(under_way.values()))
+    return most
+
+
+@settings(max_examples=40, deadline=None)
+@over(LAYERS, st.sampled_from([0, 100, 256, 300, 512, 800]))
+def test_what_is_held_for_gradients_and_copies_is_bounded(layers: list[Layer], limit: int) -> None:
+    """Of reductions that end in a gradient, and of offloads: bytes of what was sent, where the result is elsewhere."""
+    graph = LateWaits(limit, limit).run(EarlyStarts().run(layer_graph(layers)))
+    waits = [graph.producers[name] for name in graph.gradients.values()]
+    sent = {wait.operands[0]: graph.types[wait.operands[1]].num_bytes for wait in waits if wait.op == "mesh.wait"}
+    assert most_under_way(graph, sent, newest_counts=False) <= limit
+    copied = {n.name: graph.types[n.operands[0]].num_bytes for n in graph.nodes if n.op == "tier.offload"}
+    assert most_under_way(graph, copied, newest_counts=False) <= limit
+
+
+@settings(max_examples=40, deadline=None)
+@over(LAYERS, st.sampled_from([0, 100, 128, 256, 384, 512, 10**6]))
+def test_what_is_prefetched_is_bounded(layers: list[Layer], limit: int) -> None:
+    """On every axis and for reloads, no more than the limit, or than was under way without prefetch."""
+    before = LateWaits().run(EarlyStarts().run(layer_graph(layers)))
+    after = Prefetch(limit, limit).run(before)
+    for stream in ("a", "b", "reload"):
+        starts = {
+            node.name: before.types[node.name].num_bytes
+            for node in before.nodes
+            if (node.op == "mesh.all_gather" and node.args[1] == stream) or node.op == f"tier.{stream}"
+        }
+        usual = most_under_way(before, starts, newest_counts=True)
+        assert most_under_way(after, starts, newest_counts=True) <= max(limit, usual)
+
+
+@settings(max_examples=40, deadline=None)
+@over(LAYERS, st.lists(PASSES, max_size=4))
+def test_collectives_of_an_axis_keep_their_operands_order(layers: list[Layer], passes: list[Pass]) -> None:
+    """The check holds behind every pass, and gathers of one axis never overtake each other."""
+    graph = layer_graph(layers)
+    for step in passes:
+        graph = step.run(graph)
+        check_schedule(graph)
+    gathers = [node.name for node in layer_graph(layers).nodes if node.op == "mesh.all_gather"]
+    found = [node.name for node in graph.nodes if node.name in set(gathers)]
+    for axis in ("a", "b"):
+        expected = [name for name in gathers if name in set(found) and f".{axis}.start" in name]
+        assert [name for name in found if name in set(expected)] == expected

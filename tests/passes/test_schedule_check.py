@@ -68,7 +68,7 @@ def test_a_start_and_its_wait_are_in_one_phase() -> None:
 def test_a_wait_names_what_was_sent() -> None:
     wait = next(node for node in GRAPH.nodes if node.op == "mesh.wait")
     other = wait.with_operands((wait.operands[0], "x"))
-    with pytest.raises(GraphError, match="to name gathers~a/forward.0/pack"):
+    with pytest.raises(GraphError, match="to name layers.0.w~whole.a~bucket/pack"):
         check_schedule(edited(lambda nodes: nodes.__setitem__(position(wait.name), other)))
 
 

@@ -83,7 +83,6 @@ def test_help_is_fast_and_loads_neither_torch_nor_the_solver() -> None:
         ((*PLAN, "--mesh", "dp=2,dp=2"), "each axis once"),
         ((*PLAN, "--dtype", "fp8"), "bfloat16"),
         ((*PLAN, "--optimizer", "adamx"), "adamw"),
-        ((*PLAN, "--batch", "4", "--seq", "8"), "hf:"),
         (("plan", "nothing", *PLAN[2:]), "file.py:function"),
         (("plan", "gone.py:build", *PLAN[2:]), "gone.py"),
         (("plan", "m.py:not a name", *PLAN[2:]), "not a name"),

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from tests.zoo.models import Example
+from torch import Tensor
 
 from shardwright.ir import Graph, InputKind
 from shardwright.runtime.captured import Captured
-from shardwright.runtime.torch_ops import tensor_type, torch_arg, torch_op
+from shardwright.runtime.torch_ops import TORCH_DTYPES, tensor_type, torch_arg, torch_op
 from shardwright.runtime.trees import format_path, leaves
 
 __all__ = ["StepResult", "differences", "eager_step", "graph_step", "run_graph"]
@@ -44,15 +45,15 @@ def run_graph(graph: Graph, values: dict[str, Tensor]) -> dict[str, Tensor]:
     return values
 
 
-def graph_step(
-    captured: Captured, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-) -> StepResult:
+def graph_step(captured: Captured, example: Example) -> StepResult:
     """One step by the graph, with the module's weights."""
+    module, args, kwargs = example
     graph = captured.graph
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     values = {name: tensor.detach().clone() for name, tensor in {**state, **captured.tensors}.items()}
     values |= captured.bind(args, kwargs)
-    values |= {name: torch.ones((), dtype=torch_dtype(captured)) for name in graph.inputs_of(InputKind.TANGENT)}
+    dtype = TORCH_DTYPES[graph.types[graph.loss].dtype]
+    values |= {name: torch.ones((), dtype=dtype) for name in graph.inputs_of(InputKind.TANGENT)}
     values = run_graph(graph, {i.name: values[i.name] for i in graph.inputs})
     return StepResult(
         loss=values[graph.loss],
@@ -62,25 +63,15 @@ def graph_step(
     )
 
 
-def torch_dtype(captured: Captured) -> torch.dtype:
-    """Of the loss, which its tangent shares."""
-    from shardwright.runtime.torch_ops import TORCH_DTYPES
-
-    return TORCH_DTYPES[captured.graph.types[captured.graph.loss].dtype]
-
-
-def eager_step(
-    captured: Captured, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-) -> StepResult:
+def eager_step(captured: Captured, example: Example) -> StepResult:
     """One step of a copy of the module by plain PyTorch."""
-    plain = copy.deepcopy(module).train()
-    for config in {id(m.config): m.config for m in plain.modules() if hasattr(m, "config")}.values():
-        config.use_cache = False
+    module, args, kwargs = example
+    plain = copy.deepcopy(module)
     before = {name: buffer.clone() for name, buffer in plain.named_buffers()}
     output = plain(*args, **kwargs)
     found = {format_path(path): leaf for path, leaf in leaves(output) if isinstance(leaf, Tensor)}
     loss = found.pop(captured.loss)
-    loss.backward()
+    torch.autograd.backward(loss)
     return StepResult(
         loss=loss.detach(),
         outputs={path: value.detach() for path, value in found.items()},

@@ -4,7 +4,9 @@ import pytest
 import torch
 from tests.runtime.rule_calls import CallArg, f32, i64, one_call, texts
 
-from shardwright.ir import Graph, Node, Replicate, RuleError, Shard, TensorType, Token
+from shardwright.ir import Graph, Node, Ref, Replicate, RuleError, Shard, TensorType, Token
+from shardwright.runtime.compat import FakeTensorMode
+from shardwright.runtime.ranks import RankPool
 from shardwright.runtime.rules import DTensorRules
 
 KNOWN: dict[str, tuple[str, tuple[CallArg, ...], list[str]]] = {
@@ -182,3 +184,51 @@ def test_a_conversion_to_a_narrower_float_keeps_a_sum_and_one_to_integers_does_n
     for dtype, kept in (("bf16", True), ("i64", False)):
         call = one_call("aten._to_copy.default", f32(8), dtype=Token(f"dtype.{dtype}"))
         assert ("P(sum) -> P(sum)" in texts(DTensorRules().strategies(*call, 2))) is kept
+
+
+def test_a_dim_counted_from_the_back_is_the_same_dim() -> None:
+    """DTensor's rule for cumsum takes -1 for a dim that no split touches."""
+    for dim in (1, -1):
+        assert texts(DTensorRules().strategies(*one_call("aten.cumsum.default", f32(8, 4), dim), 2)) == [
+            "R -> R",
+            "S(0) -> S(0)",
+        ]
+
+
+def test_a_view_moves_a_strided_split_only_to_the_same_elements() -> None:
+    """[16, 4] flattened and seen as [4, 16]: cutting the 4 is no plain cut of the 16, as DTensor has it."""
+    flat = Node("aten.view.default", (Ref("x"), (64, 3)), (), ("flat",))
+    seen = Node("aten.view.default", (Ref("flat"), (4, 16, 3)), (), ("seen",))
+    types = {"x": f32(16, 4, 3), "flat": f32(64, 3), "seen": f32(4, 16, 3)}
+    graph = Graph("g", (), (flat, seen), types)
+    assert "S(1) -> T(0, 16)" in texts(DTensorRules().strategies(graph, flat, 2))
+    assert texts(DTensorRules().strategies(graph, seen, 2)) == [
+        "R -> R",
+        "S(0) -> S(0)",
+        "T(0, 4) -> S(1)",
+        "P(sum) -> P(sum)",
+    ]
+
+
+def offered(num_shards: int) -> list[str]:
+    with FakeTensorMode():
+        return texts(DTensorRules().strategies(*one_call("aten.view.default", f32(8, 8, 6), (64, 6)), num_shards))
+
+
+def test_rules_are_the_same_under_a_fake_mode() -> None:
+    plain = DTensorRules().strategies(*one_call("aten.view.default", f32(8, 8, 6), (64, 6)), 2)
+    assert offered(2) == texts(plain)
+
+
+def offered_in_a_rank() -> tuple[list[str], float]:
+    found = offered(8)
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total)
+    return found, float(total)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
+def test_ranks_ask_for_meshes_of_any_size_and_their_group_still_works(two_ranks: RankPool) -> None:
+    expected = ["R -> R", "S(0) -> S(0)", "S(1) -> T(0, 8)", "P(sum) -> P(sum)"]
+    assert two_ranks.run(offered_in_a_rank) == [(expected, 2.0)] * 2
