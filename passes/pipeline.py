@@ -11,7 +11,7 @@ from shardwright.passes.lower import lower
 from shardwright.passes.prefetch import Prefetch
 from shardwright.passes.schedule_check import check_schedule
 
-__all__ = ["rank_graph", "scheduling_passes"]
+__all__ = ["rank_graph", "scheduled", "scheduling_passes"]
 
 
 def scheduling_passes(schedule: Schedule) -> tuple[Pass, ...]:
@@ -31,8 +31,12 @@ def rank_graph(graph: Graph, decisions: Decisions) -> Graph:
 
     Raises PlanError for decisions that cannot be carried out.
     """
-    lowered = lower(graph, decisions)
-    for step in scheduling_passes(decisions.schedule):
+    return scheduled(lower(graph, decisions), decisions.schedule)
+
+
+def scheduled(lowered: Graph, schedule: Schedule) -> Graph:
+    """The passes behind `lower`, and a check of what they did."""
+    for step in scheduling_passes(schedule):
         lowered = step.run(lowered)
     check_schedule(lowered)
     return lowered

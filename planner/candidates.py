@@ -4,19 +4,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir import Budget, Decisions, Graph, Schedule
-from shardwright.passes.pipeline import rank_graph
+from shardwright.passes.lower import lower
+from shardwright.passes.pipeline import scheduled
+from shardwright.passes.prefetch import block_gather_bytes
 from shardwright.passes.replay import Replay, replay
 from shardwright.planner.formulate import Machine
 
-__all__ = ["Candidate", "best", "evaluate"]
+__all__ = ["Candidate", "best", "evaluate", "judge"]
 
 MIB = 2**20
-SCHEDULES = (
-    Schedule(),
-    Schedule(8 * MIB, 16 * MIB, 16 * MIB, 32 * MIB, 32 * MIB),
-    Schedule(bucket_bytes=MIB, gather_bytes=0, reduce_bytes=0, offload_bytes=0, reload_bytes=0),
-)
-"""From the one that hides most to the one that holds least."""
+
+
+def schedules(lowered: Graph) -> tuple[Schedule, ...]:
+    """From the one that hides most, with a block's parameters arriving while another computes, to the one that holds
+    least."""
+    block_bytes = block_gather_bytes(lowered)
+    return (
+        Schedule(gather_bytes=block_bytes),
+        Schedule(8 * MIB, block_bytes // 4, 16 * MIB, 32 * MIB, 32 * MIB),
+        Schedule(bucket_bytes=MIB, gather_bytes=0, reduce_bytes=0, offload_bytes=0, reload_bytes=0),
+    )
 
 
 @dataclass(frozen=True)
@@ -36,10 +43,10 @@ class Candidate:
 
 def evaluate(name: str, graph: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Candidate:
     """The best of the schedules; a tighter one is tried only where a looser one does not fit."""
+    lowered = lower(graph, decisions)
     tried = []
-    for schedule in SCHEDULES:
-        scheduled = replace(decisions, schedule=schedule)
-        tried.append(judge(name, graph, scheduled, machine, budget))
+    for schedule in schedules(lowered):
+        tried.append(_judge(name, lowered, replace(decisions, schedule=schedule), machine, budget))
         if tried[-1].fits:
             break
     return best(tried)
@@ -47,7 +54,11 @@ def evaluate(name: str, graph: Graph, decisions: Decisions, machine: Machine, bu
 
 def judge(name: str, graph: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Candidate:
     """Replay one plan as it stands."""
-    program = rank_graph(graph, decisions)
+    return _judge(name, lower(graph, decisions), decisions, machine, budget)
+
+
+def _judge(name: str, lowered: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Candidate:
+    program = scheduled(lowered, decisions.schedule)
     judged = replay(program, decisions.mesh, machine.prices, machine.cluster, machine.optimizer, decisions.tiers)
     fits = judged.peak_bytes <= budget.device_bytes and judged.host_peak_bytes <= budget.host_bytes
     return Candidate(name, decisions, judged, fits)

@@ -11,10 +11,20 @@ import typer
 
 from shardwright.ir import Cluster, Mesh, ShardwrightError, load_cluster, parse_size
 
-__all__ = ["DTYPES", "check_target", "read_cluster", "read_dtype", "read_mesh", "read_optimizer", "read_size"]
+__all__ = [
+    "DTYPES",
+    "check_target",
+    "read_cluster",
+    "read_dtype",
+    "read_fault",
+    "read_mesh",
+    "read_optimizer",
+    "read_size",
+]
 
 DTYPES: Final = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
 """torch's names and ours."""
+_FAULT = re.compile(r"(drop|scale|stale):\d+|all")
 _AXIS = re.compile(r"\s*([a-z_]\w*)\s*=\s*([1-9]\d*)\s*")
 
 
@@ -61,6 +71,13 @@ def read_optimizer(text: str) -> str:
         return optimizer_spec(text).name
     except ShardwrightError as error:
         raise _usage(str(error), "--optimizer") from error
+
+
+def read_fault(text: str | None) -> str | None:
+    """`drop:3` or `all`, as given."""
+    if text is not None and not _FAULT.fullmatch(text):
+        raise _usage(f"expected drop:K, scale:K, stale:K (K from 0) or all, found {text!r}", "--inject")
+    return text
 
 
 def check_target(text: str, batch: int | None, seq: int | None) -> None:

@@ -88,6 +88,7 @@ def test_help_is_fast_and_loads_neither_torch_nor_the_solver() -> None:
         (("plan", "m.py:not a name", *PLAN[2:]), "not a name"),
         (("plan", "hf:m.py", *PLAN[2:]), "--batch"),
         (("show", "gone.plan"), "gone.plan"),
+        (("verify", "m.py", "--inject", "drop"), "drop:K"),
     ],
 )
 def test_usage_errors_exit_2_and_say_what_is_wrong(run: Run, arguments: tuple[str, ...], message: str) -> None:
