@@ -134,7 +134,13 @@ class _Moving:
         fits = self.under_way_bytes.get(stream, 0) + self._num_bytes(start) <= limit
         same_phase = (start < self.border) == (position < self.border)
         near = start - position <= self.options.lookahead_nodes
-        return fits and same_phase and near
+        return fits and same_phase and near and not self._needs_a_start(start)
+
+    def _needs_a_start(self, position: int) -> bool:
+        """Whether a gather or reload that has not started leads here: it has to fit its own window first."""
+        makers = [self.makers[name] for name in self.graph.nodes[position].operands if name in self.makers]
+        pending = [maker for maker in makers if maker not in self.done]
+        return any(maker in self.candidates or self._needs_a_start(maker) for maker in pending)
 
     def _emit(self, position: int) -> None:
         """A node, behind what leads to it: of a gather that is data movement from parameters, and its waits."""

@@ -146,42 +146,41 @@ def check(plan_file: PlanFile, as_json: AsJson = False) -> None:
 @app.command()
 def verify(
     plan_file: PlanFile,
-    world: Annotated[int | None, typer.Option(min=1, metavar="N", help="ranks; those of the plan's mesh")] = None,
+    world: Annotated[int | None, typer.Option(min=1, metavar="N", help="ranks to start: as the plan says")] = None,
     inject: Annotated[
-        str | None, typer.Option(metavar="FAULT", help="break collectives: drop:K, scale:K, stale:K or all")
+        str | None, typer.Option(metavar="FAULT", help="break collectives: drop:K, scale:K, stale:K, drop:all, all")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a planned step on gloo ranks against the plain model.
 
-    Imports the plan's target, which runs its code. With --inject drop:K the step is expected to differ; --inject all
-    breaks every collective in every way, one after the other, and fails where one is not noticed.
+    Imports the plan's target, which runs its code. With --inject drop:K the step should differ, and exits 1 when it
+    does; --inject all breaks every collective in every way, one after the other, and exits 1 where one is not noticed.
     """
     from shardwright.ir import load_plan
     from shardwright.planner import cli_values
-    from shardwright.planner.verify_report import fault_table, verification_json, verification_table
+    from shardwright.planner.verify_report import comparison_table, fault_table, report_json
 
-    fault = cli_values.read_fault(inject)
+    cli_values.check_fault(inject)
     found, graph = load_plan(plan_file)
-    num_ranks = found.decisions.mesh.num_ranks if world is None else world
-    error_console().print(f"running the code of {found.target} on {num_ranks} ranks", markup=False, soft_wrap=True)
+    cli_values.check_world(world, found.decisions.mesh.num_ranks)
+    note = f"running the code of {found.target} on {found.decisions.mesh.num_ranks} ranks"
+    error_console().print(note, markup=False, soft_wrap=True)
 
-    from shardwright.passes.pipeline import rank_graph
-    from shardwright.runtime.faults import Fault, FaultKind, collectives
+    from shardwright.runtime.verify import parse_faults
     from shardwright.runtime.verify import verify as verify_plan
 
-    if fault == "all":
-        numbers = range(len(collectives(rank_graph(graph, found.decisions))))
-        faults = [f"{kind}:{number}" for number in numbers for kind in FaultKind]
-        caught = {text: not verify_plan(found, graph, num_ranks, Fault.parse(text)).passed for text in faults}
-        _print_json({"caught": dict(caught)}) if as_json else _print(fault_table(caught))
-        raise typer.Exit(0 if all(caught.values()) else 1)
-    verification = verify_plan(found, graph, num_ranks, None if fault is None else Fault.parse(fault))
+    report = verify_plan(found, graph, faults=parse_faults(inject, found, graph) if inject else ())
     if as_json:
-        _print_json(verification_json(verification))
+        _print_json(report_json(report))
     else:
-        _print(verification_table(verification, str(plan_file)))
-    raise typer.Exit(0 if verification.passed else 1)
+        _print(comparison_table(report.clean, str(plan_file)))
+        for fault, comparison in report.injected if len(report.injected) == 1 else ():
+            _print(comparison_table(comparison, f"with {fault.kind}:{fault.collective}"))
+        if report.injected:
+            _print(fault_table(report))
+    noticed_all = report.clean.equal and not report.missed
+    raise typer.Exit(0 if report.equal or (noticed_all and cli_values.is_many(inject)) else 1)
 
 
 @app.command()

@@ -13,10 +13,12 @@ from shardwright.ir import Cluster, Mesh, ShardwrightError, load_cluster, parse_
 
 __all__ = [
     "DTYPES",
+    "check_fault",
     "check_target",
+    "check_world",
+    "is_many",
     "read_cluster",
     "read_dtype",
-    "read_fault",
     "read_mesh",
     "read_optimizer",
     "read_size",
@@ -24,7 +26,7 @@ __all__ = [
 
 DTYPES: Final = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
 """torch's names and ours."""
-_FAULT = re.compile(r"(drop|scale|stale):\d+|all")
+_FAULT = re.compile(r"(drop|scale|stale):(\d+|all)|all")
 _AXIS = re.compile(r"\s*([a-z_]\w*)\s*=\s*([1-9]\d*)\s*")
 
 
@@ -73,11 +75,21 @@ def read_optimizer(text: str) -> str:
         raise _usage(str(error), "--optimizer") from error
 
 
-def read_fault(text: str | None) -> str | None:
-    """`drop:3` or `all`, as given."""
+def check_fault(text: str | None) -> None:
+    """`drop:3`, `drop:all` or `all`."""
     if text is not None and not _FAULT.fullmatch(text):
-        raise _usage(f"expected drop:K, scale:K, stale:K (K from 0) or all, found {text!r}", "--inject")
-    return text
+        raise _usage(f"expected drop:K, scale:K, stale:K (K from 0, or all) or all, found {text!r}", "--inject")
+
+
+def is_many(fault: str | None) -> bool:
+    """Whether it stands for every collective."""
+    return fault is not None and fault.endswith("all")
+
+
+def check_world(world: int | None, num_ranks: int) -> None:
+    """A plan runs on the ranks of its mesh and on no others."""
+    if world is not None and world != num_ranks:
+        raise _usage(f"expected the {num_ranks} ranks of the plan's mesh, found {world}: plan for {world}", "--world")
 
 
 def check_target(text: str, batch: int | None, seq: int | None) -> None:

@@ -1,11 +1,9 @@
-"""What `verify` prints: the largest differences, what passed only by the second term, the verdict.
+"""What `verify` prints: the largest differences, what passed only by the second term, what failed, the verdict.
 
-Needs what `runtime.verify` found, described here by what is read of it. Differences and limits are in the units of
-docs/numerics.md: for a gradient the norm of the difference, for the loss its absolute difference.
+Differences are relative: of the loss to the loss, of a gradient by norms, as in docs/numerics.md.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,97 +11,66 @@ from rich.text import Text
 
 from shardwright.planner.json_export import Json
 
-__all__ = ["Difference", "Verification", "fault_table", "verification_json", "verification_table"]
+if TYPE_CHECKING:  # it imports torch, which printing does not need
+    from shardwright.runtime.verify import Report
+    from shardwright.runtime.verify_rank import Comparison
 
-SHOWN = 10
-"""Differences listed, those nearest to their limits first."""
+__all__ = ["comparison_table", "fault_table", "report_json"]
 
-
-class Difference(Protocol):
-    """One thing that was compared."""
-
-    @property
-    def kind(self) -> str:
-        """`loss`, `gradient`, `parameter`."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Of the tensor; of the step for a loss."""
-        ...
-
-    @property
-    def difference(self) -> float: ...
-
-    @property
-    def limit(self) -> float:
-        """Largest difference that passes."""
-        ...
-
-    @property
-    def second_term(self) -> bool:
-        """Whether it passes only because all gradients of the model allow it, not by its own size."""
-        ...
+SHOWN_FAILURES = 10
 
 
-class Verification(Protocol):
+def comparison_table(found: "Comparison", title: str) -> RenderableType:
     """One run against the plain model."""
-
-    @property
-    def differences(self) -> Sequence[Difference]: ...
-
-    @property
-    def passed(self) -> bool: ...
-
-
-def verification_table(found: Verification, title: str) -> RenderableType:
-    """Differences by how near they are to their limits, then the verdict."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("compared", no_wrap=True)
-    table.add_column("name", overflow="fold")
-    for column in ("difference", "limit", "of limit"):
-        table.add_column(column, justify="right", no_wrap=True)
-    ordered = sorted(found.differences, key=_share, reverse=True)
-    for item in ordered[:SHOWN]:
-        style = "" if _share(item) <= 1 else "red"
-        share = f"{_share(item):.2f}"
-        table.add_row(item.kind, Text(item.name, style), f"{item.difference:.2e}", f"{item.limit:.2e}", share)
-    parts: list[RenderableType] = [table]
-    if len(ordered) > SHOWN:
-        parts.append(Text(f"and {len(ordered) - SHOWN:,} more, all nearer to zero", style="dim"))
-    weak = [item.name for item in found.differences if item.second_term and _share(item) <= 1]
-    if weak:
-        parts.append(Text(f"passed only by the size of all gradients together ({len(weak)}): {', '.join(weak)}"))
-    parts.append(Text(f"{title}: {'equal' if found.passed else 'differs'}", style="bold"))
-    return Group(*parts)
+    table.add_column("largest differences", overflow="fold")
+    table.add_column("relative", justify="right", no_wrap=True)
+    table.add_row("loss", f"{found.loss_difference:.2e}")
+    for name, relative in found.largest:
+        table.add_row(Text(name), f"{relative:.2e}")
+    lines = [Text(line, "red") for line in found.failures[:SHOWN_FAILURES]]
+    if len(found.failures) > SHOWN_FAILURES:
+        lines.append(Text(f"and {len(found.failures) - SHOWN_FAILURES} more"))
+    return Group(table, *_notes(found), *lines, Text(f"{title}: {_verdict(found)}", "bold"))
 
 
-def _share(item: Difference) -> float:
-    """Difference in parts of the limit; past 1 it differs. NaN differs."""
-    if item.difference != item.difference:
-        return float("inf")
-    if item.limit > 0:
-        return item.difference / item.limit
-    return 0.0 if item.difference == 0 else float("inf")
+def _notes(found: "Comparison") -> list[Text]:
+    notes = []
+    if found.second_term:
+        names = ", ".join(found.second_term)
+        notes.append(Text(f"passed only beside the model's other gradients ({len(found.second_term)}): {names}"))
+    if found.bitwise:
+        notes.append(Text("bitwise equal to the same program with everything kept"))
+    return notes
 
 
-def fault_table(caught: Mapping[str, bool]) -> RenderableType:
+def _verdict(found: "Comparison") -> str:
+    return f"equal (rtol {found.rtol:.0e})" if found.equal else f"differs (rtol {found.rtol:.0e})"
+
+
+def fault_table(report: "Report") -> RenderableType:
     """Which collectives, broken on purpose, were noticed."""
-    missed = [fault for fault, noticed in caught.items() if not noticed]
-    lines = [Text(f"{fault}: not noticed", style="red") for fault in missed]
-    return Group(*lines, Text(f"{len(caught) - len(missed)} of {len(caught)} faults noticed", style="bold"))
+    lines = [Text(f"{fault.kind}:{fault.collective}: not noticed", "red") for fault in report.missed]
+    num_faults = len(report.injected)
+    return Group(*lines, Text(f"{num_faults - len(report.missed)} of {num_faults} faults noticed", "bold"))
 
 
-def verification_json(found: Verification) -> dict[str, Json]:
-    """Everything compared."""
-    differences: list[Json] = [
-        {
-            "kind": item.kind,
-            "name": item.name,
-            "difference": item.difference,
-            "limit": item.limit,
-            "second_term": item.second_term,
-        }
-        for item in found.differences
+def report_json(report: "Report") -> dict[str, Json]:
+    """The clean run, and every fault."""
+    injected: list[Json] = [
+        {"fault": f"{fault.kind}:{fault.collective}", "noticed": not comparison.equal, **_comparison_json(comparison)}
+        for fault, comparison in report.injected
     ]
-    return {"passed": found.passed, "differences": differences}
+    return {"clean": _comparison_json(report.clean), "injected": injected, "num_missed": len(report.missed)}
+
+
+def _comparison_json(found: "Comparison") -> dict[str, Json]:
+    return {
+        "equal": found.equal,
+        "rtol": found.rtol,
+        "loss_difference": found.loss_difference,
+        "largest": dict(found.largest),
+        "second_term": list(found.second_term),
+        "failures": list(found.failures),
+        "bitwise": found.bitwise,
+    }

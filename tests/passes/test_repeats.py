@@ -104,6 +104,15 @@ def test_which_operand_is_which_counts() -> None:
     assert [found.layers for found in find_repeats(replace(graph, nodes=nodes))] == [(0, 2, 3)]
 
 
+def test_values_from_outside_are_told_apart() -> None:
+    """Layer 2 reads two values from outside where the others read one twice."""
+    graph = Stack().build(range(4))
+    nodes = tuple(
+        n.with_operands((n.operands[0], "embed")) if n.name == "model.layers.2.mlp/add" else n for n in graph.nodes
+    )
+    assert [found.layers for found in find_repeats(replace(graph, nodes=nodes))] == [(0, 1, 3)]
+
+
 def test_a_gradient_that_is_not_there_counts() -> None:
     graph = Stack().build(range(4))
     gradients = {name: value for name, value in graph.gradients.items() if ".0." not in name}

@@ -1,27 +1,17 @@
-"""What `verify` prints of differences: nearest to the limit first, weak passes by name, NaN is never equal."""
+"""What `verify` prints of a comparison: the differences, weak passes by name, failures, the verdict."""
 
 import io
 import json
-from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
 
-from shardwright.planner.verify_report import fault_table, verification_json, verification_table
+from shardwright.planner.verify_report import comparison_table, fault_table, report_json
+from shardwright.runtime.faults import Fault
+from shardwright.runtime.verify import Report
+from shardwright.runtime.verify_rank import Comparison
 
-
-@dataclass(frozen=True)
-class Item:
-    kind: str
-    name: str
-    difference: float
-    limit: float
-    second_term: bool = False
-
-
-@dataclass(frozen=True)
-class Found:
-    differences: tuple[Item, ...]
-    passed: bool
+CLEAN = Comparison(1e-7, (("a.weight", 3e-6), ("b.weight", 1e-8)), ("k_proj.bias",), (), 1e-5, True)
+BROKEN = Comparison(0.5, (("a.weight", 1.0),), (), tuple(f"gradient of w{i}: too far" for i in range(12)), 1e-5)
 
 
 def printed(renderable: RenderableType) -> list[str]:
@@ -30,43 +20,30 @@ def printed(renderable: RenderableType) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_the_largest_share_of_a_limit_comes_first_and_the_verdict_last() -> None:
-    items = (
-        Item("gradient", "a.weight", 1e-6, 1e-5),
-        Item("loss", "step 1", 2e-6, 1e-6),
-        Item("gradient", "b", 0.0, 0.0),
-    )
-    lines = printed(verification_table(Found(items, False), "net.plan"))
-    assert lines[1].split() == ["loss", "step", "1", "2.00e-06", "1.00e-06", "2.00"]
-    assert "a.weight" in lines[2]
-    assert lines[-1] == "net.plan: differs"
+def test_an_equal_run_shows_its_largest_differences_and_weak_passes() -> None:
+    lines = printed(comparison_table(CLEAN, "net.plan"))
+    assert lines[1].split() == ["loss", "1.00e-07"]
+    assert lines[2].split() == ["a.weight", "3.00e-06"]
+    assert "passed only beside the model's other gradients (1): k_proj.bias" in lines
+    assert "bitwise equal to the same program with everything kept" in lines
+    assert lines[-1] == "net.plan: equal (rtol 1e-05)"
 
 
-def test_what_passed_only_by_the_second_term_is_named() -> None:
-    items = (Item("gradient", "k_proj.bias", 1e-9, 1e-6, second_term=True), Item("gradient", "w", 1e-9, 1e-6))
-    lines = printed(verification_table(Found(items, True), "net.plan"))
-    assert "passed only by the size of all gradients together (1): k_proj.bias" in lines
-    assert lines[-1] == "net.plan: equal"
-
-
-def test_nan_is_past_every_limit() -> None:
-    items = (Item("gradient", "w", 0.9, 1.0), Item("gradient", "nan", float("nan"), 1.0))
-    assert "nan" in printed(verification_table(Found(items, False), "net.plan"))[1]
-
-
-def test_only_the_ten_nearest_are_listed() -> None:
-    items = tuple(Item("gradient", f"w{number}", number * 1e-3, 1.0) for number in range(25))
-    lines = printed(verification_table(Found(items, True), "net.plan"))
-    assert "w24" in lines[1]
-    assert "and 15 more, all nearer to zero" in lines
+def test_failures_are_listed_before_the_verdict() -> None:
+    lines = printed(comparison_table(BROKEN, "net.plan"))
+    assert "gradient of w0: too far" in lines
+    assert lines[-2:] == ["and 2 more", "net.plan: differs (rtol 1e-05)"]
 
 
 def test_faults_that_were_missed_are_named() -> None:
-    lines = printed(fault_table({"drop:0": True, "scale:0": False}))
-    assert lines == ["scale:0: not noticed", "1 of 2 faults noticed"]
+    report = Report(CLEAN, ((Fault.parse("drop:0"), BROKEN), (Fault.parse("scale:0"), CLEAN)))
+    assert printed(fault_table(report)) == ["scale:0: not noticed", "1 of 2 faults noticed"]
 
 
-def test_json_holds_everything_compared() -> None:
-    value = json.loads(json.dumps(verification_json(Found((Item("loss", "step 1", 0.0, 1.0),), True))))
-    assert value["passed"] is True
-    assert value["differences"][0]["name"] == "step 1"
+def test_json_holds_the_clean_run_and_every_fault() -> None:
+    value = json.loads(json.dumps(report_json(Report(CLEAN, ((Fault.parse("drop:0"), BROKEN),)))))
+    assert value["clean"]["equal"] is True
+    assert value["clean"]["largest"]["a.weight"] == 3e-6
+    assert value["injected"][0]["fault"] == "drop:0"
+    assert value["injected"][0]["noticed"] is True
+    assert value["num_missed"] == 0
