@@ -107,23 +107,21 @@ def replicated(mesh: Mesh) -> Layout:
 
 
 def divides(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
-    """Whether every split of `layout` cuts `shape` into equal parts."""
-    remaining = list(shape)
-    for placement, size in zip(layout, mesh.sizes, strict=True):
-        if not isinstance(placement, Shard | Strided):
-            continue
-        dim = placement.dim
-        if dim >= len(shape) or remaining[dim] % size or remaining[dim] == 0:
-            return False
-        if isinstance(placement, Strided) and (shape[dim] // placement.outer) % size:
-            return False
-        remaining[dim] //= size
-    return all(_outer_divides(shape, p, layout, mesh) for p in layout if isinstance(p, Strided))
+    """Whether every split of `layout` cuts `shape` into equal parts, and what is cut strided is seen in one way."""
+    cut = [(p, size) for p, size in zip(layout, mesh.sizes, strict=True) if isinstance(p, Shard | Strided)]
+    return all(dim < len(shape) and _dim_divides(shape[dim], dim, cut) for dim in {p.dim for p, _ in cut})
 
 
-def _outer_divides(shape: tuple[int, ...], strided: Strided, layout: Layout, mesh: Mesh) -> bool:
-    cut = math.prod(n for p, n in zip(layout, mesh.sizes, strict=True) if p == Shard(strided.dim))
-    return strided.outer % cut == 0 and shape[strided.dim] % strided.outer == 0
+def _dim_divides(size: int, dim: int, cut: "list[tuple[Shard | Strided, int]]") -> bool:
+    plain = math.prod(n for p, n in cut if p == Shard(dim))
+    outers = {p.outer for p, _ in cut if isinstance(p, Strided) and p.dim == dim}
+    if not outers:
+        return size > 0 and size % plain == 0
+    if len(outers) > 1:
+        return False
+    (outer,) = outers
+    strided = math.prod(n for p, n in cut if p == Strided(dim, outer))
+    return size > 0 and size % outer == 0 and outer % plain == 0 and (size // outer) % strided == 0
 
 
 def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int, ...]:

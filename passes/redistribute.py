@@ -89,9 +89,29 @@ def _in_order(source: Layout, target: Layout, order: tuple[int, ...]) -> tuple[S
         inner = current[axis + 1 :]
         if any(_same_cut(p, current[axis]) or _same_cut(p, target[axis]) for p in inner):
             return None
-        found.append(Step(axis, current[axis], target[axis]))
+        found.extend(_axis_steps(axis, current[axis], target[axis]))
         current[axis] = target[axis]
+        if _mixes(tuple(current), source, target):
+            return None
     return tuple(found)
+
+
+def _mixes(layout: Layout, source: Layout, target: Layout) -> bool:
+    """Whether two axes cut one dim in different ways that neither end has: that need not come out even."""
+    for one, other in permutations(range(len(layout)), 2):
+        p, q = layout[one], layout[other]
+        if not isinstance(p, Shard | Strided) or not isinstance(q, Shard | Strided) or p == q or p.dim != q.dim:
+            continue
+        if (p, q) not in ((source[one], source[other]), (target[one], target[other])):
+            return True
+    return False
+
+
+def _axis_steps(axis: int, source: Placement, target: Placement) -> tuple[Step, ...]:
+    """One step, or two through the whole where both cut the same dim: an exchange can only swap one dim for another."""
+    if isinstance(source, Shard | Strided) and isinstance(target, Shard | Strided) and source.dim == target.dim:
+        return Step(axis, source, Replicate()), Step(axis, Replicate(), target)
+    return (Step(axis, source, target),)
 
 
 def _same_cut(one: Placement, other: Placement) -> bool:

@@ -32,7 +32,7 @@ from shardwright.runtime.compat import (
     TangentAOTInput,
     aot_export_joint_with_descriptors,
     dynamo_graph_capture_for_export,
-    log_calls_ignored,
+    tracing_rules,
 )
 from shardwright.runtime.convert import Converted, convert
 from shardwright.runtime.decompositions import decomposition_table
@@ -114,7 +114,7 @@ def _tried(
 def _traced(
     step: TracedStep, fake: FakeModule, batch: Batch, shape: OutputShape, name: str
 ) -> tuple[Graph, Mapping[str, torch.Tensor]]:
-    with contextlib.ExitStack() as stack, warnings.catch_warnings(), log_calls_ignored():
+    with contextlib.ExitStack() as stack, warnings.catch_warnings(), tracing_rules():
         warnings.simplefilter("ignore")
         try:
             traced = dynamo_graph_capture_for_export(step)(*batch.tensors)

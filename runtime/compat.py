@@ -68,9 +68,9 @@ __all__ = [
     "dtensor_like",
     "dynamo_graph_capture_for_export",
     "get_decompositions",
-    "log_calls_ignored",
     "one_axis_mesh",
     "sharding_propagator",
+    "tracing_rules",
 ]
 
 
@@ -87,11 +87,17 @@ def one_axis_mesh(size: int) -> DeviceMesh:
 
 def dtensor_like(local: Tensor, like: DTensor) -> DTensor:
     """A DTensor of the same shape, mesh and placements; what `from_local` gives, without its cost."""
-    return DTensor(local, like._spec, requires_grad=False)
+    return DTensor(local, like._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
-def log_calls_ignored() -> AbstractContextManager[None]:
-    """While inside, tracing skips calls of loggers, which otherwise end it."""
+def tracing_rules() -> AbstractContextManager[None]:
+    """While inside, dynamo takes every size as a constant, also where an earlier capture had another, and skips calls
+    of loggers, which otherwise end tracing."""
     # Those that libraries add to the class too (warning_once).
     calls = {call for name, call in vars(logging.Logger).items() if callable(call) and not name.startswith("_")}
-    return torch._dynamo.config.patch(ignore_logging_functions=calls)  # type: ignore[no-any-return]
+    patch: AbstractContextManager[None] = torch._dynamo.config.patch(
+        automatic_dynamic_shapes=False,
+        assume_static_by_default=True,
+        ignore_logging_functions=calls,
+    )
+    return patch

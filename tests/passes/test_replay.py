@@ -9,15 +9,15 @@ from hypothesis import given as over
 from hypothesis import settings
 from tests.passes.layer_graphs import MESH, WAYS, Layer, layer_graph
 
-from shardwright.ir import Graph, GraphError, InputKind, Mesh, Node, Phase, TensorType, Tier
+from shardwright.ir import Graph, GraphError, InputKind, Mesh, Node, Phase, Schedule, TensorType, Tier
 from shardwright.ir.cluster import Cluster, Device, Host, Link
 from shardwright.ir.ops import aliased_operand
 from shardwright.ir.parse import parse_graph
 from shardwright.passes.lifetimes import lifetimes
 from shardwright.passes.optimizers import StepKind, optimizer_spec
+from shardwright.passes.pipeline import scheduled
 from shardwright.passes.prefetch import Prefetch
 from shardwright.passes.replay import Replay, replay
-from shardwright.passes.schedule import schedule
 from shardwright.passes.timeline import axis_link
 
 BLOCK = 64
@@ -219,11 +219,11 @@ LAYERS = st.lists(st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans(),
 
 @settings(max_examples=40, deadline=None)
 @over(LAYERS, st.booleans())
-def test_memory_is_that_of_brute_force(layers: list[Layer], scheduled: bool) -> None:
+def test_memory_is_that_of_brute_force(layers: list[Layer], moved: bool) -> None:
     """Sgd without momentum has neither state nor temporaries, so the whole curve is the graph's."""
     graph = layer_graph(layers)
-    if scheduled:
-        graph = schedule(graph)
+    if moved:
+        graph = scheduled(graph, Schedule(gather_bytes=300))
     device, host = brute_force_bytes(graph, BLOCK)
     found = run(graph, name="sgd")
     assert list(found.curve_bytes[:-1]) == device
@@ -234,7 +234,7 @@ def test_memory_is_that_of_brute_force(layers: list[Layer], scheduled: bool) -> 
 @settings(max_examples=40, deadline=None)
 @over(LAYERS, st.sampled_from([1.0, 0.7, 0.0]))
 def test_what_must_hold_of_every_replay(layers: list[Layer], overlap: float) -> None:
-    graph = schedule(layer_graph(layers))
+    graph = scheduled(layer_graph(layers), Schedule(gather_bytes=300))
     found = run(graph, overlap)
     lost = found.exposed_communication_seconds + found.exposed_copy_seconds
     assert found.step_seconds == pytest.approx(found.compute_seconds + lost + found.optimizer_seconds)
@@ -264,7 +264,7 @@ def test_starting_gathers_earlier_is_never_slower(layers: list[Layer], lookahead
 def test_the_schedule_is_never_slower_than_none(layers: list[Layer]) -> None:
     """With prices by the piece, buckets and overlap can only help."""
     graph = layer_graph(layers)
-    assert run(schedule(graph)).step_seconds <= run(graph).step_seconds
+    assert run(scheduled(graph, Schedule(gather_bytes=300))).step_seconds <= run(graph).step_seconds
 
 
 def test_step_kind_follows_the_device() -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from tests.passes.layer_graphs import Layer, layer_graph
 
-from shardwright.ir import Graph, GraphError, Node, Phase
-from shardwright.passes.schedule import schedule
+from shardwright.ir import Graph, GraphError, Node, Phase, Schedule
+from shardwright.passes.pipeline import scheduled
 from shardwright.passes.schedule_check import (
     check_schedule,
     check_streams,
@@ -15,7 +15,8 @@ from shardwright.passes.schedule_check import (
     schedule_hash,
 )
 
-GRAPH = schedule(layer_graph([Layer("a0"), Layer("a0", True), Layer("replicated"), Layer("replicated")]))
+LAYERS = [Layer("a0"), Layer("a0", True), Layer("replicated"), Layer("replicated")]
+GRAPH = scheduled(layer_graph(LAYERS), Schedule())
 WAITS = [node.name for node in GRAPH.nodes if node.op.endswith(".wait")]
 
 
@@ -103,7 +104,7 @@ def test_the_schedule_lists_collectives_in_order() -> None:
 def test_the_hash_sees_order_and_size_and_nothing_else() -> None:
     graph = layer_graph([Layer("a0"), Layer("b1")])
     assert schedule_hash(graph) == schedule_hash(replace(graph, name="other"))
-    assert schedule_hash(graph) != schedule_hash(schedule(graph))
+    assert schedule_hash(graph) != schedule_hash(scheduled(graph, Schedule()))
     assert schedule_hash(graph) != schedule_hash(layer_graph([Layer("a0"), Layer("b1")], width=16))
 
 

@@ -190,6 +190,14 @@ def test_the_text_does_not_depend_on_hashing() -> None:
     assert len(digests) == 1
 
 
+def test_an_earlier_capture_of_other_sizes_changes_nothing() -> None:
+    module, args, _ = ZOO["decoder"]()
+    tokens, labels = (arg for arg in args if isinstance(arg, Tensor))
+    first = capture(module, (tokens, labels)).graph
+    capture(module, (tokens[:2], labels[:2]))
+    assert capture(module, (tokens, labels)).graph == first
+
+
 class Losses(nn.Module):
     """One linear layer and a loss."""
 
