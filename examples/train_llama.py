@@ -56,10 +56,14 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=40)
     options.add_argument("--budget", default="340MiB", help="memory of one rank")
     args, plans = options.parse_args(), []
-    decorate = shardwright.parallelize(budget=args.budget, plan=args.plan, progress=print_progress(),
-                                       on_plan=lambda *plan: plans.append(plan))  # fmt: skip
+
+    @shardwright.parallelize(budget=args.budget, plan=args.plan, progress=print_progress(),
+                             on_plan=lambda *plan: plans.append(plan))  # fmt: skip
+    class Llama(LlamaForCausalLM):
+        """Knows nothing of ranks."""
+
     torch.manual_seed(0)
-    model = decorate(LlamaForCausalLM)(CONFIG)
+    model = Llama(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     train, generator = read_files(held_out=False), torch.Generator().manual_seed(0)
     model(**draw(train, generator))  # the first forward plans; not a step

@@ -170,8 +170,29 @@ class _Lowering:
         if node is None or self.phase is Phase.FORWARD or node.phase is Phase.BACKWARD:
             return value
         if value not in self._again:
-            self._derive(value, node)
+            self._derive_chain(value)
         return self._again[value]
+
+    def _derive_chain(self, value: str) -> None:
+        """What a value is recomputed from first: a chain over many layers would exhaust Python's stack."""
+        waiting = [value]
+        while waiting:
+            node = self.graph.producers[waiting[-1]]
+            missing = self._missing(node) if self._fate(waiting[-1]) is Fate.RECOMPUTE else None
+            if missing is not None:
+                waiting.append(missing)
+                continue
+            top = waiting.pop()
+            if top not in self._again:
+                self._derive(top, node)
+
+    def _missing(self, node: Node) -> str | None:
+        """The first operand that must be made before the node can run again in backward."""
+        for name, layout in zip(node.operands, self.decisions.reads.get(node.name, ()), strict=False):
+            made = name not in self.graph.producers or name in self._again
+            if not made and (layout == self._layout(name) or (self.phase, name, layout) not in self._versions):
+                return name
+        return None
 
     def _derive(self, value: str, node: Node) -> None:
         """Let backward have a forward value: kept, reloaded, or its operator run again."""

@@ -1,8 +1,8 @@
 """What splitting the batch means for every operator: one strategy each, found by following the inputs' first dim.
 
-Needs a captured graph, rules and an axis size. The outer axes of a mesh offer this and the whole, nothing else: any
-other split there would put the traffic of every layer on the slow link, and halves the options of the inner axis by
-leaving the plan to say which axis does what.
+Needs a captured graph, rules and an axis size. The outer axes of a mesh offer this and nothing else: any other split
+there would put the traffic of every layer on the slow link, and doing all work on every rank of an axis is what the
+mesh without that axis does. Parameters may still rest whole or cut on an outer axis.
 """
 
 from collections.abc import Mapping

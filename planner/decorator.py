@@ -22,14 +22,13 @@ from shardwright.runtime.apply import apply_captured
 from shardwright.runtime.capture import capture
 from shardwright.runtime.inputs import InputMode
 from shardwright.runtime.loss import LossFunction
+from shardwright.runtime.own_forward import has_own_forward
 from shardwright.runtime.planned_inputs import planned_kwargs
 from shardwright.runtime.ranks import world
 
 __all__ = ["parallelize"]
 
 Model = TypeVar("Model", bound=type[nn.Module])
-_PLAIN = "_shardwright_plain"
-"""In an instance's `__dict__` while its own forward must run: during capture."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def parallelize(
 def _forward(plain: Callable[..., object], options: _Options) -> Callable[..., object]:
     @functools.wraps(plain)
     def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
-        if self.__dict__.get(_PLAIN) or not (self.training and torch.is_grad_enabled()):
+        if has_own_forward(self) or not (self.training and torch.is_grad_enabled()):
             return plain(self, *args, **kwargs)
         _install(self, options, args, kwargs)
         return self(*args, **kwargs)
@@ -110,13 +109,10 @@ def _init(cls: type[nn.Module], plain: Callable[..., None], options: _Options) -
 
 def _install(module: nn.Module, options: _Options, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Collective: every rank captures, so that every rank knows how its inputs map to the graph."""
-    module.__dict__[_PLAIN] = True
-    try:
-        plan, graph = _plan(module, options, args, kwargs)
-        loss = None if options.loss_fn is not None else plan.identity.loss
-        captured = capture(module, args, kwargs, loss=loss, loss_fn=options.loss_fn)
-    finally:
-        del module.__dict__[_PLAIN]
+    plan, graph = _plan(module, options, args, kwargs)
+    loss = None if options.loss_fn is not None else plan.identity.loss
+    # The graph's own name: a subclass may run a plan that was made for its base.
+    captured = capture(module, args, kwargs, loss=loss, loss_fn=options.loss_fn, name=graph.name)
     apply_captured(module, plan, graph, captured, inputs=options.inputs)
     if options.on_plan is not None and world().rank == 0:
         options.on_plan(plan, graph)

@@ -77,6 +77,10 @@ class _Builder:
     options: FateOptions
     found: dict[str, FateChoice] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # The caller holds these until the step ends: there is nothing to free.
+        self._returned = {self.storages.roots.get(value, value) for value in self.flows.space.targets}
+
     def add(self, storage: str, life: Life, wanted: bool) -> None:
         unit = self.flows.space.units[self.flows.space.unit_of[storage]]
         states = self._states(storage, life, wanted)
@@ -101,9 +105,9 @@ class _Builder:
         self.found[storage] = FateChoice(storage, copies, counts, shares, sizes, seconds)
 
     def _states(self, storage: str, life: Life, wanted: bool) -> tuple[State, ...]:
-        if not (life.backward_uses or wanted):
-            return ()
         space = self.flows.space
+        if not (life.backward_uses or wanted) or storage in self._returned:
+            return ()
         unit = space.units[space.unit_of[storage]]
         smallest = min(self._local_bytes(storage, layout) for layout in unit.layouts_of(storage))
         largest = max(self._local_bytes(storage, layout) for layout in unit.layouts_of(storage))

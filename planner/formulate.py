@@ -62,7 +62,9 @@ class Formulation:
     storages: Storages
     fates: dict[str, FateChoice]
     peak: int
-    """Variable: GB of the fullest position."""
+    """Variable: bytes of the fullest position, in `unit_bytes`."""
+    unit_bytes: float
+    """Of memory rows and of `peak`: the solver's tolerances are absolute, and small models must not vanish in them."""
     host: dict[str, int] = field(default_factory=dict)
     """Parameter to the integer variable: layers whose optimizer state lives on the host."""
     kept_gathers: dict[str, int] = field(default_factory=dict)
@@ -77,7 +79,9 @@ def formulate(space: Space, machine: Machine, options: FateOptions) -> Formulati
     storages = find_storages(space.graph, space.fold.layers)
     needs = find_needs(space, storages)
     fates = build_fates(flows, storages, needs.wanted, options)
-    writer = _Writer(Formulation(space, machine, model, flows, storages, fates, model.variable(math.inf, cost=PEAK_WEIGHT)), needs)
+    unit_bytes = min(GB, max((t.num_bytes for t in space.graph.types.values()), default=0) or GB)
+    peak = model.variable(math.inf, cost=PEAK_WEIGHT * unit_bytes / GB)
+    writer = _Writer(Formulation(space, machine, model, flows, storages, fates, peak, unit_bytes), needs)
     writer.write()
     return writer.result
 
@@ -207,10 +211,10 @@ class _Writer:
         if not terms:
             return
         repeated = self.model.variable(math.inf)
-        self.cost[repeated] = self.cost.get(repeated, 0.0) + fate.multiplicity
-        row = add_terms({repeated: 1.0}, terms, -1.0)
-        row[fate.counts[State.RECOMPUTE]] = -largest / fate.multiplicity
-        self.model.row(row, -largest)
+        self.cost[repeated] = fate.multiplicity / MS
+        row = add_terms({repeated: 1.0}, terms, -MS)
+        row[fate.counts[State.RECOMPUTE]] = -largest * MS / fate.multiplicity
+        self.model.row(row, -largest * MS)
 
     @staticmethod
     def _read_by(version: Version, unit: int) -> bool:
@@ -277,7 +281,8 @@ class _Writer:
                 add_terms(seconds, share, self.machine.prices.copy_seconds(size) * fate.multiplicity)
             add_terms(self.host_terms, fate.bytes_terms(State.OFFLOAD), fate.multiplicity)
         if self.host_terms:
-            self.model.row(self.host_terms, upper=self.machine.host_bytes / GB)
+            units = GB / self.result.unit_bytes
+            self.model.row(add_terms({}, self.host_terms, units), upper=self.machine.host_bytes / self.result.unit_bytes)
         if not seconds:
             return
         for phase in Phase:
@@ -295,10 +300,11 @@ class _Writer:
         self._storage_items(items)
         self._version_items(items)
         self._gradient_items(items)
-        base = self.model.variable(math.inf)
-        self.model.row(add_terms({base: -1.0}, static), 0.0, 0.0)
+        self._returned_items(items)
+        base, units = self.model.variable(math.inf), GB / self.result.unit_bytes
+        self.model.row(add_terms({base: -1.0}, static, units), 0.0, 0.0)
         for row in items.rows(self._positions()):
-            self.model.row(add_terms({base: 1.0, self.result.peak: -1.0}, row), upper=0.0)
+            self.model.row(add_terms({base: 1.0, self.result.peak: -1.0}, row, units), upper=0.0)
         self.model.row({base: 1.0, self.result.peak: -1.0}, upper=0.0)
 
     def _positions(self) -> list[int]:
@@ -423,3 +429,18 @@ class _Writer:
             last = max((positions[gradient], *graph.users.get(gradient, ())))
             start = last + 1 if storages.roots[gradient] in storages.backward else born
             items.add(("gradient", fold.key(param)), self._bytes_made(fold.key(param)), start, len(graph.nodes))
+
+    def _returned_items(self, items: Items) -> None:
+        """The caller holds the loss and the outputs, whole, until the step ends."""
+        graph, storages = self.space.graph, self.result.storages
+        held = ((graph.loss,) if graph.loss else ()) + tuple(graph.outputs.values())
+        for value in dict.fromkeys(name for name in held if storages.roots.get(name) in storages.forward):
+            root = storages.roots[value]
+            key = self.space.fold.key(value)
+            made = self.flows.made(key)
+            itself = made.pop(self.space.targets[key], {})
+            last = max(storages.forward[root].forward_last, self.needs.last[root])
+            size = graph.types[root].num_bytes / GB
+            items.add(("returned", value), add_terms({}, itself, size), last + 1, len(graph.nodes))
+            copied = add_terms({}, {v: 1.0 for terms in made.values() for v in terms}, graph.types[value].num_bytes / GB)
+            items.add(("returned copy", value), copied, storages.forward[root].born, len(graph.nodes))

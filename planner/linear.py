@@ -1,6 +1,6 @@
 """A mixed-integer linear program as plain lists, and its solution by HiGHS through OR-Tools MathOpt.
 
-Units: seconds in milliseconds, bytes in GB, so that coefficients stay between 1e-4 and 1e5.
+Units: seconds in milliseconds, bytes in a unit of the model's size, so that coefficients stay between 1e-4 and 1e5.
 """
 
 import math

@@ -14,7 +14,7 @@ from shardwright.passes.strategies import Rules
 from shardwright.planner.baselines import BASELINES, Recipe, restrict
 from shardwright.planner.candidates import Candidate, best, evaluate
 from shardwright.planner.decode import decode
-from shardwright.planner.fates import GB, FateOptions
+from shardwright.planner.fates import FateOptions
 from shardwright.planner.fold import Fold
 from shardwright.planner.formulate import Formulation, Machine, formulate
 from shardwright.planner.infeasible import infeasible
@@ -149,12 +149,12 @@ class _Search:
 
     def _solve_meshes(self) -> None:
         """Relaxations first: a mesh whose bound is no better than a plan in hand is not solved."""
-        budget = self.request.budget.device_bytes / GB
+        budget = self.request.budget.device_bytes
         for mesh, formulation in self.formulations.items():
             self._say(f"relax {mesh}")
             relaxed = replace(formulation.model, integer=[False] * len(formulation.model.integer))
             solution = solve(
-                relaxed.with_bounds({formulation.peak: (0.0, budget)}),
+                relaxed.with_bounds({formulation.peak: (0.0, budget / formulation.unit_bytes)}),
                 time_limit_seconds=self._remaining(),
                 relative_gap=self.request.gap,
             )
@@ -169,7 +169,8 @@ class _Search:
 
     def _solve_mesh(self, mesh: Mesh, seconds: float) -> None:
         formulation, budget = self.formulations[mesh], self.request.budget.device_bytes
-        limit, deadline = budget / GB, time.monotonic() + seconds
+        unit_bytes = formulation.unit_bytes
+        limit, deadline = budget / unit_bytes, time.monotonic() + seconds
         before: Decisions | None = None
         for number in range(ROUNDS):
             self._say(f"solve {mesh}")
@@ -192,7 +193,7 @@ class _Search:
             binds = solution.values[formulation.peak] > 0.97 * limit
             if candidate.fits and (change < ROOM * budget or not binds):
                 return
-            limit = (limit if candidate.fits else min(limit, solution.values[formulation.peak])) + change / GB
+            limit = (limit if candidate.fits else min(limit, solution.values[formulation.peak])) + change / unit_bytes
             if limit <= 0 or time.monotonic() > deadline:
                 return
 

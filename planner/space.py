@@ -151,12 +151,12 @@ class _Builder:
         self.outer = [batch_strategies(self.graph, self.rules, size) for size in self.mesh.sizes[:-1]]
 
     def _strategies(self, node: Node, axis: int) -> tuple[Strategy, ...]:
-        """On the innermost axis whatever the rules offer, on others the whole and a split of the batch."""
+        """On the innermost axis whatever the rules offer; outer axes split the batch and nothing else."""
+        if axis < len(self.mesh.sizes) - 1:
+            return (self.outer[axis][node.name],)
         offered = self.rules.strategies(self.graph, node, self.mesh.sizes[axis])
         self.num_strategies += len(offered)
-        if axis == len(self.mesh.sizes) - 1:
-            return offered
-        return tuple(dict.fromkeys((offered[0], self.outer[axis][node.name])))
+        return offered
 
     def add_input(self, name: str, kind: InputKind) -> None:
         key = self.fold.key(name)

@@ -1,5 +1,6 @@
 """An exception from inside a model, told as a CaptureError: which module, which line, what to do. Never a traceback."""
 
+import inspect
 import os
 import traceback
 
@@ -88,7 +89,7 @@ def _user_frames(error: Exception, module: nn.Module) -> list[tuple[str, str, in
 def _module_at(module: nn.Module, file: str, line: int) -> str:
     """The first submodule whose forward holds that line."""
     for name, candidate in module.named_modules():
-        code = getattr(type(candidate).forward, "__code__", None)
+        code = getattr(inspect.unwrap(type(candidate).forward), "__code__", None)
         if code is None or code.co_filename != file:
             continue
         lines = [number for _, _, number in code.co_lines() if number is not None]

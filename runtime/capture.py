@@ -197,18 +197,22 @@ def _assembled(
         updates=dict(sorted(updates.items(), key=lambda item: order[item[0]])),
         gradients=dict(sorted(gradients.items(), key=lambda item: order[item[0]])),
     )
-    return _with_all_parameters(graph, fake, order)
+    return _with_all_held(graph, fake, order)
 
 
-def _with_all_parameters(graph: Graph, fake: FakeModule, order: Mapping[str, int]) -> Graph:
-    """Parameters that forward does not use are held too; what has no gradient is frozen."""
+def _with_all_held(graph: Graph, fake: FakeModule, order: Mapping[str, int]) -> Graph:
+    """Parameters and buffers that forward does not use are held too; a parameter without a gradient is frozen."""
     kinds = {i.name: i.kind for i in graph.inputs}
     types = dict(graph.types)
     for name, type_ in fake.parameters.items():
         kinds[name] = InputKind.PARAM if name in graph.gradients else InputKind.FROZEN
         types[name] = type_
+    for name, type_ in fake.buffers.items():
+        kinds.setdefault(name, InputKind.BUFFER)
+        types.setdefault(name, type_)
     read = {name for node in graph.nodes for name in node.operands} | set(graph.updates) | set(graph.returned)
-    inputs = [Input(name, kind) for name, kind in kinds.items() if kind is not InputKind.BUFFER or name in read]
+    held = read | fake.buffers.keys()
+    inputs = [Input(name, kind) for name, kind in kinds.items() if kind is not InputKind.BUFFER or name in held]
     inputs.sort(key=lambda i: (list(InputKind).index(i.kind) // 2, order.get(i.name, len(order))))
     return replace(graph, inputs=tuple(inputs), types=types)
 

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
@@ -70,10 +71,25 @@ def _models(module: nn.Module) -> "dict[str, PreTrainedModel]":
 
 
 def _may_rewrite(model: "PreTrainedModel") -> bool:
+    """Read off the code of all its classes, the user's own subclasses too."""
+    from transformers import PreTrainedModel
+
     if model.config._attn_implementation != "sdpa":
         return False
-    code = inspect.getsource(sys.modules[type(model).__module__])
+    classes = takewhile(lambda cls: cls is not PreTrainedModel, type(model).__mro__)
+    codes = [_source_of(name) for name in dict.fromkeys(cls.__module__ for cls in classes)]
+    if None in codes:
+        return False
+    code = "\n".join(filter(None, codes))
     return "ALL_ATTENTION_FUNCTIONS.get_interface(" in code and not _OWN_WAYS.search(code)
+
+
+def _source_of(module: str) -> str | None:
+    """None where there is none to read, as for a class typed into an interpreter."""
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return None
 
 
 def _recording_mask(**asked: object) -> torch.Tensor | None:

@@ -15,7 +15,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from shardwright.ir import CaptureError, TensorType
 from shardwright.runtime.compat import FakeTensor, FakeTensorMode
-from shardwright.runtime.torch_ops import tensor_type
+from shardwright.runtime.own_forward import keep_own_forward
+from shardwright.runtime.torch_ops import TORCH_DTYPES, tensor_type
 
 __all__ = ["FakeModule", "fake_copy", "fake_tensor"]
 
@@ -32,6 +33,8 @@ class FakeModule:
     """Every name of every parameter and buffer, tied ones too, to the canonical name."""
     parameters: Mapping[str, TensorType]
     """Canonical names of parameters only, in order. Tracing may replace the copy's tensors: do not look there."""
+    buffers: Mapping[str, TensorType]
+    """The same of buffers, but for those of a dtype that graphs do not have."""
 
 
 def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -65,6 +68,7 @@ def fake_copy(module: nn.Module, mode: FakeTensorMode) -> FakeModule:
         ) from error
     if not module.training:
         copied.train()
+    keep_own_forward(copied)
     return _with_names(copied)
 
 
@@ -78,7 +82,9 @@ def _with_names(module: nn.Module) -> FakeModule:
     for name, tensor in named:
         aliases[name] = names.setdefault(id(tensor), name)
     parameters = {name: tensor_type(parameter) for name, parameter in module.named_parameters()}
-    return FakeModule(module, names, aliases, parameters)
+    known = set(TORCH_DTYPES.values())
+    buffers = {name: tensor_type(buffer) for name, buffer in module.named_buffers() if buffer.dtype in known}
+    return FakeModule(module, names, aliases, parameters, buffers)
 
 
 def _check_plain(name: str, tensor: torch.Tensor) -> None:

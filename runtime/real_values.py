@@ -5,7 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from shardwright.ir import TargetError
 from shardwright.runtime.materialize import is_on_meta
+from shardwright.runtime.own_forward import keep_own_forward
 from shardwright.runtime.target import Target
 from shardwright.runtime.trees import map_leaves
 
@@ -13,11 +15,12 @@ __all__ = ["real_example"]
 
 
 def real_example(target: Target, seed: int) -> tuple[nn.Module, tuple[object, ...], Mapping[str, object]]:
-    """Module, args and kwargs on the CPU; the same values for the same seed. Modules and batches with values are kept."""
+    """Module, args and kwargs on the CPU, the same values for the same seed. Modules and batches with values are kept."""
     torch.manual_seed(seed)
     module = target.module
     if is_on_meta(module):
         module = _filled(module)
+    keep_own_forward(module)
     largest = _smallest_table(module)
     generator = torch.Generator().manual_seed(seed)
 
@@ -40,7 +43,9 @@ def _filled(module: nn.Module) -> nn.Module:
     config = getattr(module, "config", None)
     build = type(module)
     if config is None:
-        raise ValueError(f"expected a target with values, found a {build.__name__} on meta; build it on the CPU to verify")
+        raise TargetError(
+            f"expected a target with values, found a {build.__name__} on meta; build it on the CPU to verify"
+        )
     dtype = next(module.parameters()).dtype
     return build(config).to(dtype)
 

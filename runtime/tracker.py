@@ -7,7 +7,7 @@ steps, not for all.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -34,7 +34,8 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         """Alive now."""
         self.peak_bytes = 0
         """Most that was alive at once, since entering."""
-        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._alive: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        """Address to storage and bytes."""
         for tensor in held:
             self._count(tensor)
 
@@ -53,23 +54,27 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return result
 
     def _count(self, tensor: torch.Tensor) -> None:
-        """Enter the storage of a tensor, once."""
         for local in _tensors(tensor):
-            storage = local.untyped_storage()
-            address = storage._cdata
-            if address in self._alive or local.device.type == "meta":
-                continue
-            num_bytes = -(-storage.nbytes() // self.block_bytes) * self.block_bytes
-            self._alive[address] = weakref.ref(storage, self._forget(address, num_bytes))
-            self.current_bytes += num_bytes
-            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+            if local.device.type != "meta":
+                self.count_storage(local.untyped_storage())
 
-    def _forget(self, address: int, num_bytes: int) -> Callable[[weakref.ref[torch.UntypedStorage]], None]:
-        def forget(_: weakref.ref[torch.UntypedStorage]) -> None:
-            self._alive.pop(address, None)
-            self.current_bytes -= num_bytes
+    def count_storage(self, storage: torch.UntypedStorage) -> None:
+        """Enter a storage, once."""
+        address = storage._cdata
+        if address in self._alive:
+            return
+        num_bytes = -(-storage.nbytes() // self.block_bytes) * self.block_bytes
+        self._alive[address] = weakref.ref(storage, lambda _: self._forget(address)), num_bytes
+        self.current_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
-        return forget
+    def forget_storage(self, storage: torch.UntypedStorage) -> None:
+        """Leave a storage out, as if it had died; nothing where it is not counted."""
+        self._forget(storage._cdata)
+
+    def _forget(self, address: int) -> None:
+        _, num_bytes = self._alive.pop(address, (None, 0))
+        self.current_bytes -= num_bytes
 
 
 def held_tensors(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[torch.Tensor]:

@@ -1,0 +1,34 @@
+"""The memory of a peer's step: as `StepMemory`, and storages that FSDP2 resizes in place, which no operator shows."""
+
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from shardwright.runtime.tracker import StepMemory
+
+__all__ = ["PeerMemory"]
+
+
+class PeerMemory(StepMemory):
+    """Counts while it is entered; replaces `torch.UntypedStorage.resize_` meanwhile."""
+
+    def __enter__(self) -> Self:
+        self._resize = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, num_bytes: int) -> torch.UntypedStorage:
+            self.forget_storage(storage)
+            result = self._resize(storage, num_bytes)
+            self.count_storage(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(kind, error, at)

@@ -1,0 +1,190 @@
+"""The planned program against what people write by hand, in turns in one process a rank, on this machine's CPUs.
+
+    python benchmarks/peers.py [--ranks 2,4] [--models llama,vit,wide-mlp] [--rounds 9] [--steady-memory] [--json FILE]
+    torchrun --nproc-per-node 2 benchmarks/peers.py
+
+For each model and number of ranks: plan under a loose budget, then train a copy of the model in every form, a step of
+each in turn, and print the median over rounds of the *ratio of the same round* of planned and peer (wall and processor
+time), the measured storage-level peak of a rank, and what replay predicts. `--tight` adds a plan under a budget that
+only sharding meets: parameters, gradients and optimizer state of one rank that holds everything already exceed it.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from peer_models import MODELS
+from peer_runs import Case, SideResult, run_case
+from peer_sides import DDP, FSDP, FSDP_AC, PEERS, TP
+
+from shardwright.ir import Graph, Plan, format_size
+from shardwright.planner.api import plan
+from shardwright.runtime.rank_pool import RankPool
+
+PLANNED, TIGHT = "planned", "planned, tight"
+BASELINE_OF: Final = {DDP: "ddp", FSDP: "fsdp", FSDP_AC: "fsdp+recompute", TP: "tp+sp"}
+"""Which of a plan's baselines predicts which peer."""
+LOOSE: Final = "4GiB"
+TIME_LIMIT_SECONDS: Final = 60.0 * 30
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of the command line."""
+
+    ranks: tuple[int, ...]
+    models: tuple[str, ...]
+    rounds: int
+    tight: bool
+    steady_memory: bool
+    peers: tuple[str, ...]
+
+
+def prepare(model_name: str, num_ranks: int, options: Options) -> Case:
+    """Plan; needs no ranks."""
+    plans = [(PLANNED, *_plan(model_name, num_ranks, LOOSE))]
+    if options.tight:
+        plans.append((TIGHT, *_plan(model_name, num_ranks, whole_state_bytes(plans[0][2]))))
+    return Case(model_name, tuple(plans), options.peers, options.rounds, options.steady_memory)
+
+
+def _plan(model_name: str, num_ranks: int, budget: str | int) -> tuple[Plan, Graph]:
+    model = MODELS[model_name]
+    torch.manual_seed(0)
+    batch = dict(model.batch(torch.Generator().manual_seed(0)))
+    found = plan(model.build().train(), (), batch, cluster=f"cpu:{num_ranks}", budget=budget)
+    return found.plan, found.graph
+
+
+def whole_state_bytes(graph: Graph) -> int:
+    """Of a rank that holds everything: parameters, their gradients, and two moments each."""
+    return 4 * sum(graph.types[name].num_bytes for name in graph.gradients)
+
+
+def report(case: Case, num_ranks: int, results: Sequence[SideResult]) -> str:
+    """One table as text."""
+    by_name = {result.name: result for result in results}
+    planned = by_name[PLANNED]
+    lines = [
+        f"{case.model}, {num_ranks} ranks, {len(planned.wall_seconds)} rounds"
+        + (", freed memory kept" if case.steady_memory else ""),
+        f"  {'side':15} {'step':>8} {'cpu':>8} {'planned/side':>13} {'cpu':>6} {'peak':>10} {'predicted':>20}",
+    ]
+    for result in results:
+        wall, cpu = ratio(planned.wall_seconds, result.wall_seconds), ratio(planned.cpu_seconds, result.cpu_seconds)
+        lines.append(
+            f"  {result.name:15} {statistics.median(result.wall_seconds):7.3f}s"
+            f" {statistics.median(result.cpu_seconds):7.3f}s {wall:13.3f} {cpu:6.3f}"
+            f" {format_size(max(result.peak_bytes)):>10} {_predicted(case, result.name):>20}"
+        )
+    peers = [by_name[name] for name in case.peers]
+    best = min(peers, key=lambda peer: statistics.median(peer.wall_seconds), default=None)
+    if best:
+        lines.append(f"  best peer: {best.name}; planned {ratio(planned.wall_seconds, best.wall_seconds):.3f} of it")
+    lines += _tight_lines(case, by_name)
+    return "\n".join(lines)
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of paired ratios."""
+    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def _predicted(case: Case, side: str) -> str:
+    plans = {name: found for name, found, _ in case.plans}
+    if side in plans:
+        prediction = plans[side].prediction
+        return f"{prediction.step_seconds:.3f}s {format_size(prediction.device_bytes)}"
+    baselines = {baseline.name: baseline for baseline in plans[PLANNED].baselines}
+    found = baselines.get(BASELINE_OF[side])
+    if found is None or found.step_seconds is None or found.device_bytes is None:
+        return "n/a"
+    return f"{found.step_seconds:.3f}s {format_size(found.device_bytes)}"
+
+
+def _tight_lines(case: Case, results: dict[str, SideResult]) -> list[str]:
+    if TIGHT not in results:
+        return []
+    budget = next(found.budget.device_bytes for name, found, _ in case.plans if name == TIGHT)
+    tight, lines = results[TIGHT], []
+    for name in (FSDP, FSDP_AC):
+        if name in results:
+            fits = "fits" if max(results[name].peak_bytes) <= budget else "does not fit"
+            found = ratio(tight.wall_seconds, results[name].wall_seconds)
+            lines.append(f"  within {format_size(budget)}: planned {found:.3f} of {name}, which {fits}")
+    return lines
+
+
+def run(options: Options) -> list[dict[str, object]]:
+    """Every model on every number of ranks; prints as it goes."""
+    records: list[dict[str, object]] = []
+    for num_ranks in options.ranks:
+        for model_name in options.models:
+            case = prepare(model_name, num_ranks, options)
+            with RankPool(num_ranks) as pool:
+                results = pool.run(run_case, case, timeout_seconds=TIME_LIMIT_SECONDS)[0]
+            print(report(case, num_ranks, results), flush=True)
+            records.append(_record(case, num_ranks, results))
+    return records
+
+
+def run_under_launcher(options: Options) -> list[dict[str, object]]:
+    """The same on the ranks of torchrun: rank 0 plans."""
+    dist.init_process_group("gloo")
+    records: list[dict[str, object]] = []
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    for model_name in options.models:
+        cases = [prepare(model_name, num_ranks, options) if rank == 0 else None]
+        dist.broadcast_object_list(cases)
+        if cases[0] is None:
+            raise RuntimeError("rank 0 sent no case")
+        results = run_case(cases[0])
+        if rank == 0:
+            print(report(cases[0], num_ranks, results), flush=True)
+        records.append(_record(cases[0], num_ranks, results))
+    dist.destroy_process_group()
+    return records if rank == 0 else []
+
+
+def _record(case: Case, num_ranks: int, results: Sequence[SideResult]) -> dict[str, object]:
+    return {
+        "model": case.model,
+        "ranks": num_ranks,
+        "steady_memory": case.steady_memory,
+        "sides": [{**asdict(r), "predicted": _predicted(case, r.name)} for r in results],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="2", help="comma separated; torchrun's own number under torchrun")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tight", action="store_true", help="also plan under a budget that only sharding meets")
+    parser.add_argument("--steady-memory", action="store_true", help="mallopt: no side gives freed memory back")
+    parser.add_argument("--json", type=Path, help="write every round to this file")
+    given = parser.parse_args()
+    options = Options(
+        ranks=tuple(map(int, given.ranks.split(","))),
+        models=tuple(given.models.split(",")),
+        rounds=given.rounds,
+        tight=given.tight,
+        steady_memory=given.steady_memory,
+        peers=tuple(filter(None, given.peers.split(","))),
+    )
+    torch.set_num_threads(1)
+    records = run_under_launcher(options) if "LOCAL_RANK" in os.environ else run(options)
+    if given.json and records:
+        given.json.write_text(json.dumps(records, indent=1))
+
+
+if __name__ == "__main__":
+    main()
