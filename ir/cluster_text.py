@@ -48,7 +48,7 @@ def load_cluster(name_or_path: str) -> Cluster:
         return _read(_FOLDER / f"{name_or_path}.toml")
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.is_file():
-        return _read(path)
+        return replace(_read(path), name=name_or_path)  # plans remember where to find it
     near = closest(name_or_path, (*PRESETS, "cpu:1"))
     raise ClusterError(
         f"expected a cluster: one of {', '.join(PRESETS)}, cpu:N with N ranks of this machine, "

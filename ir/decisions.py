@@ -41,6 +41,8 @@ class Schedule:
 
     bucket_bytes: int = 25 * MIB
     """Gradients reduced in one collective."""
+    gather_bucket_bytes: int = MIB
+    """Small parameters gathered in one collective."""
     gather_bytes: int = 64 * MIB
     """Parameter gathers started ahead of their use, on one axis."""
     reduce_bytes: int = 64 * MIB

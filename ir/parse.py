@@ -63,6 +63,10 @@ def _parser() -> Lark:
 
 def _syntax_error(text: str, path: str, error: UnexpectedInput) -> TextError:
     line, column = error.line, error.column
+    if not text.rstrip().endswith("}"):
+        last = text.rstrip().split("\n")
+        message = "expected the closing '}' of the graph, found none: the file is cut off; copy it again, or plan again"
+        return error_at(text, path, len(last), len(last[-1]) + 1, message)
     if isinstance(error, UnexpectedToken):
         expected, at_end = set(error.expected), error.token.type == "$END"
         found = "the end of the text" if at_end else repr(str(error.token))

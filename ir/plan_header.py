@@ -48,7 +48,9 @@ def check_frame(source: PlanSource) -> dict[str, list[Cursor]]:
     last_line, last_key, last = ordered[-1]
     if last_key != "end":
         raise source.error(
-            last_line, len(last.text) + 1, "expected the last line 'end', found none: the file is cut off"
+            last_line,
+            len(last.text) + 1,
+            "expected the last line 'end', found none: the file is cut off; copy it again, or make the plan again",
         )
     last.expect_end()
     for key in ("plan", "end", *_ONCE, "certify"):

@@ -116,7 +116,12 @@ class _Found(Generic[_T]):
                 raise line.source.error(line.line, word.column, str(error)) from None
         if not names:
             near = closest(word.text, self._index.positions)
-            line.fail(word, f"a name of the graph that this line can be about{near}")
+            raise line.source.error(
+                line.line,
+                word.column,
+                f"expected a name of the graph that this line can be about, found {word.text!r}{near}: "
+                "correct it, or take the line out",
+            )
         return names
 
 

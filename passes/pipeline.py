@@ -18,7 +18,7 @@ def scheduling_passes(schedule: Schedule) -> tuple[Pass, ...]:
     """Which collectives there are is decided before; these merge and move them."""
     return (
         EarlyStarts(),
-        BucketGathers(),
+        BucketGathers(bucket_bytes=schedule.gather_bucket_bytes),
         Bucket(schedule.bucket_bytes),
         InPlace(),
         LateWaits(schedule.reduce_bytes, schedule.offload_bytes),

@@ -1,5 +1,6 @@
 """Candidates: decisions turned into the program that runs, and judged by its replay."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from shardwright.passes.prefetch import block_gather_bytes
 from shardwright.passes.replay import Replay, replay
 from shardwright.planner.formulate import Machine
 
-__all__ = ["Candidate", "best", "evaluate", "judge"]
+__all__ = ["Candidate", "best", "evaluate", "judge", "refitted"]
 
 MIB = 2**20
 
@@ -21,8 +22,9 @@ def schedules(lowered: Graph) -> tuple[Schedule, ...]:
     block_bytes = block_gather_bytes(lowered)
     return (
         Schedule(gather_bytes=block_bytes),
-        Schedule(8 * MIB, block_bytes // 4, 16 * MIB, 32 * MIB, 32 * MIB),
-        Schedule(bucket_bytes=MIB, gather_bytes=0, reduce_bytes=0, offload_bytes=0, reload_bytes=0),
+        Schedule(8 * MIB, MIB // 4, block_bytes // 4, 16 * MIB, 32 * MIB, 32 * MIB),
+        Schedule(MIB, 0, 0, MIB, MIB, MIB),
+        Schedule(0, 0, 0, 0, 0, 0),
     )
 
 
@@ -34,6 +36,8 @@ class Candidate:
     decisions: Decisions
     replay: Replay
     fits: bool
+    objective_seconds: float = math.inf
+    """In the program that it was solved with; infinite where it is from elsewhere."""
 
     @property
     def rank_key(self) -> tuple[bool, float, int]:
@@ -60,8 +64,16 @@ def judge(name: str, graph: Graph, decisions: Decisions, machine: Machine, budge
 def _judge(name: str, lowered: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Candidate:
     program = scheduled(lowered, decisions.schedule)
     judged = replay(program, decisions.mesh, machine.prices, machine.cluster, machine.optimizer, decisions.tiers)
-    fits = judged.peak_bytes <= budget.device_bytes and judged.host_peak_bytes <= budget.host_bytes
-    return Candidate(name, decisions, judged, fits)
+    return Candidate(name, decisions, judged, _fits(judged, budget))
+
+
+def refitted(candidate: Candidate, budget: Budget) -> Candidate:
+    """The same plan under another budget."""
+    return replace(candidate, fits=_fits(candidate.replay, budget))
+
+
+def _fits(judged: Replay, budget: Budget) -> bool:
+    return judged.peak_bytes <= budget.device_bytes and judged.host_peak_bytes <= budget.host_bytes
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate:

@@ -26,9 +26,25 @@ def header(plan: Plan) -> Table:
     if inputs:
         grid.add_row("inputs", Text(inputs))
     grid.add_row("cluster", Text(f"{plan.cluster}   mesh {mesh}, {mesh.num_ranks} ranks"))
+    if note := _uneven_batch(plan):
+        grid.add_row("note", Text(note, style="yellow"))
     grid.add_row("predict", _prediction(plan))
     grid.add_row("certify", _certificate(plan))
     return grid
+
+
+def _uneven_batch(plan: Plan) -> str:
+    """Where no axis divides the first dim of any input, no rank can have a part of the batch."""
+    axes = [size for size in plan.decisions.mesh.sizes if size > 1]
+    batches = [spec for spec in plan.identity.inputs if spec.type.shape]
+    if not axes or not batches or any(spec.type.shape[0] % size == 0 for spec in batches for size in axes):
+        return ""
+    first, least = batches[0], min(axes)
+    padded = -(-first.type.shape[0] // least) * least
+    return (
+        f"expected a batch that {least} ranks divide, found {first.name} {first.type}: every rank computes all of it; "
+        f"pad it to {padded}, or drop what is over"
+    )
 
 
 def _prediction(plan: Plan) -> Text:

@@ -9,10 +9,11 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir import Budget, Decisions, Graph, InfeasibleError, Mesh
+from shardwright.ir import Budget, Decisions, Graph, InfeasibleError, Mesh, Phase
+from shardwright.ir.ops import aliased_operand
 from shardwright.passes.strategies import Rules
 from shardwright.planner.baselines import BASELINES, Recipe, restrict
-from shardwright.planner.candidates import Candidate, best, evaluate
+from shardwright.planner.candidates import Candidate, best, evaluate, refitted
 from shardwright.planner.decode import decode
 from shardwright.planner.fates import FateOptions
 from shardwright.planner.fold import Fold
@@ -22,7 +23,7 @@ from shardwright.planner.linear import LinearModel, Solution, Status, solve
 from shardwright.planner.progress import Progress, ProgressSink
 from shardwright.planner.space import build_space
 
-__all__ = ["Found", "Request", "search"]
+__all__ = ["Found", "Request", "Search", "search"]
 
 ROUNDS = 4
 """Solves per mesh, the first included."""
@@ -31,6 +32,11 @@ ROOM = 0.03
 BASELINE_GAP = 0.01
 SMALLEST_SECONDS = 10.0
 """Per mesh, to find the plan that needs least."""
+JOINT, SMALLEST = "joint", "smallest"
+"""Names of candidates that are not baselines."""
+COUNTED = 10_000
+"""Storages smaller than this part of all that forward makes are kept: too small to matter, too many to decide on. It
+does not depend on the budget, so that all budgets see one program."""
 
 
 @dataclass(frozen=True)
@@ -65,42 +71,57 @@ class Found:
 
 def search(request: Request) -> Found:
     """Raises InfeasibleError when nothing fits, with the smallest budget that would."""
-    return _Search(request).run()
+    return Search(request).under(request.budget.device_bytes)
 
 
 @dataclass
-class _Search:
+class Search:
+    """Searches under one budget after the other: programs and everything that was replayed serve the next as well."""
+
     request: Request
     formulations: dict[Mesh, Formulation] = field(default_factory=dict)
     pool: list[Candidate] = field(default_factory=list)
-    objectives: dict[int, float] = field(default_factory=dict)
-    """id of a candidate to its seconds in the program's objective."""
+    unavailable: list[tuple[str, str]] = field(default_factory=list)
+    """Baselines that cannot be had, with the reason."""
     bounds: dict[Mesh, float] = field(default_factory=dict)
+    """Of the budget at hand."""
     interrupted: bool = False
 
-    def __post_init__(self) -> None:
+    def under(self, device_bytes: int) -> Found:
+        """Raises InfeasibleError when nothing fits, with the smallest budget that would."""
         self.deadline = time.monotonic() + self.request.time_limit_seconds
-
-    def run(self) -> Found:
-        for mesh in self.request.meshes:
+        self.budget = Budget(device_bytes, self.request.budget.host_bytes)
+        self.pool = [refitted(candidate, self.budget) for candidate in self.pool]
+        self.bounds, self.interrupted = {}, False
+        is_first = not self.formulations
+        for mesh in self.request.meshes if is_first else ():
             self._say(f"formulate {mesh}")
             self.formulations[mesh] = self._formulate(mesh)
         try:
-            baselines, unavailable = self._baselines()
+            if is_first:
+                self._solve_baselines()
             self._solve_meshes()
         except KeyboardInterrupt:
             if not any(c.fits for c in self.pool):
                 raise
-            self.interrupted, baselines, unavailable = True, tuple(self.pool), ()
+            self.interrupted = True
         if not any(c.fits for c in self.pool):
             self._smallest()
         if not any(c.fits for c in self.pool):
             raise self._infeasible()
-        chosen = best(self.pool)
-        objective = self.objectives[id(chosen)]
-        bound = min(objective, min(self.bounds.values(), default=0.0))
+        return self._found()
+
+    def _found(self) -> Found:
+        chosen, names = best(self.pool), {recipe.name for recipe in BASELINES}
         return Found(
-            chosen, objective, bound, baselines, unavailable, self._space(), self.interrupted, tuple(self.pool)
+            chosen=chosen,
+            objective_seconds=chosen.objective_seconds,
+            bound_seconds=min(chosen.objective_seconds, min(self.bounds.values(), default=0.0)),
+            baselines=tuple(c for c in self.pool if c.name in names),
+            unavailable=tuple(self.unavailable),
+            space=self._space(),
+            interrupted=self.interrupted,
+            pool=tuple(self.pool),
         )
 
     def _formulate(self, mesh: Mesh) -> Formulation:
@@ -109,7 +130,7 @@ class _Search:
         options = FateOptions(
             offload=request.budget.host_bytes > 0,
             smallest_offload_bytes=request.machine.cluster.host.smallest_offload_bytes,
-            smallest_bytes=request.budget.device_bytes // 5000,
+            smallest_bytes=_saved_bytes(request.graph) // mesh.num_ranks // COUNTED,
         )
         return formulate(space, request.machine, options)
 
@@ -121,35 +142,32 @@ class _Search:
     def _remaining(self) -> float:
         return max(self.deadline - time.monotonic(), 1.0)
 
-    def _baselines(self) -> tuple[tuple[Candidate, ...], tuple[tuple[str, str], ...]]:
-        found, unavailable = [], []
+    def _solve_baselines(self) -> None:
         for recipe in BASELINES:
             self._say(f"baseline {recipe.name}")
-            candidate = self._baseline(recipe)
-            if candidate is None:
-                unavailable.append((recipe.name, "the rules do not allow it for this model and mesh"))
-            else:
-                found.append(candidate)
-        return tuple(found), tuple(unavailable)
+            if not self._baseline(recipe):
+                self.unavailable.append((recipe.name, "the rules do not allow it for this model and mesh"))
 
-    def _baseline(self, recipe: Recipe) -> Candidate | None:
+    def _baseline(self, recipe: Recipe) -> bool:
         """On one axis; tensor parallel on the widest pair of axes where there is one."""
         mesh = self.request.meshes[min(1, len(self.request.meshes) - 1) if recipe.split_when_read else 0]
         formulation = self.formulations[mesh]
         program = formulation.model.with_bounds(restrict(formulation, recipe))
         solution = solve(program, time_limit_seconds=min(self._remaining(), 20.0), relative_gap=BASELINE_GAP)
-        return self._adopt(recipe.name, formulation, solution) if solution.values else None
+        if solution.values:
+            self._adopt(recipe.name, formulation, solution)
+        return bool(solution.values)
 
     def _adopt(self, name: str, formulation: Formulation, solution: Solution) -> Candidate:
         decisions = decode(formulation, solution.values)
-        candidate = evaluate(name, self.request.graph, decisions, self.request.machine, self.request.budget)
+        candidate = evaluate(name, self.request.graph, decisions, self.request.machine, self.budget)
+        candidate = replace(candidate, objective_seconds=_objective(formulation.model, solution.values))
         self.pool.append(candidate)
-        self.objectives[id(candidate)] = _objective(formulation.model, solution.values)
         return candidate
 
     def _solve_meshes(self) -> None:
         """Relaxations first: a mesh whose bound is no better than a plan in hand is not solved."""
-        budget = self.request.budget.device_bytes
+        budget = self.budget.device_bytes
         for mesh, formulation in self.formulations.items():
             self._say(f"relax {mesh}")
             relaxed = replace(formulation.model, integer=[False] * len(formulation.model.integer))
@@ -165,10 +183,10 @@ class _Search:
                 self._solve_mesh(mesh, self._remaining() / (len(order) - number))
 
     def _best_objective(self) -> float:
-        return min((self.objectives[id(c)] for c in self.pool if c.fits), default=math.inf)
+        return min((c.objective_seconds for c in self.pool if c.fits), default=math.inf)
 
     def _solve_mesh(self, mesh: Mesh, seconds: float) -> None:
-        formulation, budget = self.formulations[mesh], self.request.budget.device_bytes
+        formulation, budget = self.formulations[mesh], self.budget.device_bytes
         unit_bytes = formulation.unit_bytes
         limit, deadline = budget / unit_bytes, time.monotonic() + seconds
         before: Decisions | None = None
@@ -188,27 +206,36 @@ class _Search:
             if decisions == before:
                 return
             before = decisions
-            candidate = self._adopt("joint", formulation, solution)
+            candidate = self._adopt(JOINT, formulation, solution)
             change = budget - candidate.replay.peak_bytes
             binds = solution.values[formulation.peak] > 0.97 * limit
-            if candidate.fits and (change < ROOM * budget or not binds):
+            good = solution.objective <= self.bounds[mesh] * 1e3 * (1 + self.request.gap)
+            if candidate.fits and (change < ROOM * budget or not binds or good):
                 return
             limit = (limit if candidate.fits else min(limit, solution.values[formulation.peak])) + change / unit_bytes
             if limit <= 0 or time.monotonic() > deadline:
                 return
 
     def _smallest(self) -> None:
-        """The plans that need least, whatever they cost; replay says how much that is."""
+        """The plans that need least; replay says how much that is. Of those with the same peak the fastest."""
         for mesh, formulation in self.formulations.items():
             self._say(f"smallest {mesh}")
             program = formulation.model.with_cost({formulation.peak: 1e3})
             solution = solve(program, time_limit_seconds=SMALLEST_SECONDS, relative_gap=BASELINE_GAP)
+            if not solution.values:
+                continue
+            self._adopt(SMALLEST, formulation, solution)
+            least = solution.values[formulation.peak] * (1 + BASELINE_GAP)
+            program = formulation.model.with_bounds({formulation.peak: (0.0, least)})
+            solution = solve(program, time_limit_seconds=SMALLEST_SECONDS, relative_gap=self.request.gap)
             if solution.values:
-                self._adopt("smallest", formulation, solution)
+                self._adopt(SMALLEST, formulation, solution)
 
     def _infeasible(self) -> InfeasibleError:
-        smallest = min(self.pool, key=lambda c: c.replay.peak_bytes)
-        return infeasible(smallest, self.request.graph, self.request.budget, self.request.machine)
+        """Names the least of what planning at that budget finds again, whatever it was asked for before."""
+        again = [c for c in self.pool if c.name != JOINT]
+        smallest = min(again, key=lambda c: (c.replay.host_peak_bytes > self.budget.host_bytes, c.replay.peak_bytes))
+        return infeasible(smallest, self.request.graph, self.budget, self.request.machine)
 
     def _space(self) -> str:
         spaces = [f.space for f in self.formulations.values()]
@@ -222,3 +249,8 @@ def _objective(model: LinearModel, values: tuple[float, ...]) -> float:
     """Seconds of a solution in the program's objective."""
     return sum(cost * value for cost, value in zip(model.cost, values, strict=True)) / 1e3
 
+
+def _saved_bytes(graph: Graph) -> int:
+    """Of all that forward makes, whole: about what backward would want kept."""
+    made = [n for n in graph.nodes if n.phase is Phase.FORWARD and aliased_operand(n) is None]
+    return sum(graph.types[result].num_bytes for node in made for result in node.results)

@@ -10,7 +10,7 @@ from torch import nn
 from shardwright.ir import CaptureError
 from shardwright.runtime.compat import DataDependentOutputException, DynamicOutputShapeException, TorchDynamoException
 
-__all__ = ["blame"]
+__all__ = ["blame", "place_of_forward"]
 
 _OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
@@ -43,6 +43,13 @@ def blame(error: Exception, module: nn.Module) -> CaptureError:
     if isinstance(error, TorchDynamoException):
         return CaptureError(f"expected code that can be traced, found: {found} {where}. {_ADVICE_TRACE}")
     return CaptureError(f"expected forward to run, found {type(error).__name__}: {found} {where}. {_ADVICE_OTHER}")
+
+
+def place_of_forward(module: nn.Module) -> str:
+    """`Net.forward at net.py:12`."""
+    kind = type(module)
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return f"{kind.__name__}.forward" + (f" at {code.co_filename}:{code.co_firstlineno}" if code else "")
 
 
 def _root(error: BaseException) -> BaseException:

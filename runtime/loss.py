@@ -14,30 +14,30 @@ __all__ = ["LossFunction", "call_loss", "choose_loss"]
 LossFunction = Callable[..., torch.Tensor]
 
 WAYS_OUT = (
-    "Either return a scalar loss from forward (as .loss, under the key 'loss', or as the only scalar), "
-    "name it with loss=, or give loss_fn=, which is called with the output"
+    "Either return a scalar loss from forward (as .loss, under the key 'loss', or as the only scalar; Hugging Face "
+    "models do when they are given labels), name it with loss=, or give loss_fn=, which is called with the output"
 )
 
 
-def choose_loss(output: object, wanted: str | None) -> KeyPath:
+def choose_loss(output: object, wanted: str | None, where: str) -> KeyPath:
     """Path of the output named `wanted`; otherwise of `.loss`, the key "loss" or the only scalar.
 
-    Raises CaptureError saying what outputs there are.
+    `where` is the forward that returned it, for messages. Raises CaptureError saying what outputs there are.
     """
     found = [(path, leaf) for path, leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
     scalars = [path for path, leaf in found if leaf.dim() == 0 and leaf.is_floating_point()]
     if wanted is not None:
         named = [path for path, _ in found if format_path(path).lstrip(".") == wanted.lstrip(".")]
         if not named:
-            raise CaptureError(f"expected an output {wanted!r}, found {_listed(output)}. {WAYS_OUT}")
+            raise CaptureError(f"expected an output {wanted!r} of {where}, found {_listed(output)}. {WAYS_OUT}")
         if named[0] not in scalars:
-            raise CaptureError(f"expected output {wanted!r} to be a scalar, found {_listed(output)}. {WAYS_OUT}")
+            raise CaptureError(f"expected output {wanted!r} of {where} to be a scalar, found {_listed(output)}. {WAYS_OUT}")
         return named[0]
     usual = [path for path in scalars if format_path(path) == ".loss"]
     chosen = usual or scalars
     if len(chosen) != 1:
         number = "several scalars" if chosen else "no scalar"
-        raise CaptureError(f"expected one scalar loss, found {number} among {_listed(output)}. {WAYS_OUT}")
+        raise CaptureError(f"expected one scalar loss from {where}, found {number} among {_listed(output)}. {WAYS_OUT}")
     return chosen[0]
 
 

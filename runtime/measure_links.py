@@ -37,7 +37,7 @@ class LinkSizes:
 BURST_BYTES: Final = 65_536
 """Up to this size several collectives in a row are timed as one: a single one drowns in the skew of the barrier."""
 BURST: Final = 10
-REPEATS: Final = 3
+REPEATS: Final = 5
 """Of a large one; small ones are cheap and vary more, so they are repeated more often."""
 ADAM_PARAMETERS: Final = 16
 TIME_LIMIT_SECONDS: Final = 120.0
@@ -64,10 +64,10 @@ def rank_curves(sizes: LinkSizes) -> LinkCurves:
     return LinkCurves(
         num_ranks,
         collectives,
-        _rising(sizes.copies, [_slowest(_copy_call(size), 2 * REPEATS) / 2 for size in sizes.copies]),
+        _rising(sizes.copies, [_busy_seconds(_copy_call(size)) / 2 for size in sizes.copies]),
         _rising(sizes.adam, [_adam_seconds(size) for size in sizes.adam]),
-        _contention(_matmul_call(), _core_share(num_ranks), 2 * _core_share(num_ranks)),
-        _contention(_stream_call(), 1.0, max(num_ranks, 2 * _core_share(num_ranks))),
+        _core_share(num_ranks) * _contention(_matmul_call(), 2.0),
+        _core_share(num_ranks) * _contention(_stream_call(), num_ranks),
     )
 
 
@@ -154,7 +154,7 @@ def _adam_call(num_elements: int, num_parameters: int) -> Call:
 def _adam_seconds(num_elements: int) -> float:
     """Of one parameter among several: the fixed cost of a step belongs to all of them."""
     num_parameters = max(1, min(ADAM_PARAMETERS, 4 * 2**20 // num_elements))
-    return _slowest(_adam_call(num_elements, num_parameters), 2 * REPEATS) / num_parameters
+    return _busy_seconds(_adam_call(num_elements, num_parameters)) / num_parameters
 
 
 def _matmul_call() -> Call:
@@ -168,7 +168,10 @@ def _stream_call() -> Call:
 
 
 def _slowest(call: Call, repeats: int) -> float:
-    """Each repeat starts together on all ranks and counts as long as its slowest; the median of those."""
+    """Each repeat starts together on all ranks and counts as long as its slowest; the best of those.
+
+    The best, because strangers on the machine only ever add.
+    """
     call()
     taken = []
     for _ in range(repeats):
@@ -178,7 +181,15 @@ def _slowest(call: Call, repeats: int) -> float:
         taken.append(time.perf_counter() - start)
     slowest = torch.tensor(taken, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest.median())
+    return float(slowest.min())
+
+
+def _busy_seconds(call: Call) -> float:
+    """Of something that only computes: processor time with all ranks at it, of the slowest rank, on shared cores."""
+    dist.barrier()
+    slowest = torch.tensor(_best_seconds(call, 0.1), dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest) * _core_share(dist.get_world_size())
 
 
 def _core_share(num_ranks: int) -> float:
@@ -186,24 +197,26 @@ def _core_share(num_ranks: int) -> float:
     return max(1.0, num_ranks / num_cores())
 
 
-def _contention(call: Call, least: float, most: float) -> float:
-    """All ranks at once over one alone (the others wait in a barrier), kept to what sharing cores or a bus explains.
+def _contention(call: Call, most: float) -> float:
+    """What all ranks at once do to one: its processor time over that of one alone (the others wait in a barrier).
 
-    The best of each, so that strangers on the machine count less.
+    Processor time and not the clock: cores that are shared are counted apart (`_core_share`), and what strangers take
+    is none of the ranks' doing.
     """
     alone = _best_seconds(call) if dist.get_rank() == 0 else 0.0
     dist.barrier()
     both = torch.tensor([_best_seconds(call), alone], dtype=torch.float64)
     dist.all_reduce(both, dist.ReduceOp.MAX)
-    return min(most, max(least, float(both[0] / both[1])))
+    return min(most, max(1.0, float(both[0] / both[1])))
 
 
 def _best_seconds(call: Call, seconds: float = 0.3) -> float:
-    """Mean over rounds of some milliseconds, long enough to be shared fairly with other ranks; the best round."""
+    """Processor time of the best of several calls, for as long as all ranks are sure to be at it together."""
     call()
     best, deadline = math.inf, time.perf_counter() + seconds
-    while (start := time.perf_counter()) < deadline:
+    while time.perf_counter() < deadline:
+        start = time.thread_time()
         for _ in range(4):
             call()
-        best = min(best, (time.perf_counter() - start) / 4)
+        best = min(best, (time.thread_time() - start) / 4)
     return best

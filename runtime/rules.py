@@ -8,7 +8,7 @@ whole on every rank; other operators without one are refused.
 
 from dataclasses import dataclass, field
 
-from shardwright.ir import Graph, Node, Partial, Placement, Replicate, RuleError, Strided
+from shardwright.ir import Graph, Node, Partial, Placement, Ref, Replicate, RuleError, Strided
 from shardwright.ir.ops import is_random
 from shardwright.passes.strategies import Strategy
 from shardwright.runtime.check_rules import Outcome, check
@@ -137,6 +137,20 @@ def _unknown(node: Node) -> str:
     place = f"{node.module or 'the top module'}, {node.source or 'source line unknown'}"
     return (
         f"expected an operator that DTensor or shardwright has a sharding rule for, found {node.op}"
-        f" ({node.name}) in {place}; register one with torch.distributed.tensor.experimental.register_sharding,"
-        " or write the layer with ATen operators"
+        f" ({node.name}) in {place}. Write the layer with ATen operators, or say where the operator is imported how it"
+        f" may be split; whole on every rank is always right:\n{_registration(node)}"
+    )
+
+
+def _registration(node: Node) -> str:
+    """What to write for an operator without a rule."""
+    tensors = ", ".join(["Replicate()"] * len(node.results))
+    arguments = (*node.args, *(arg for _, arg in node.kwargs))
+    reads = ", ".join("Replicate()" if isinstance(arg, Ref) else "None" for arg in arguments)
+    return (
+        "  from torch.distributed.tensor import Replicate\n"
+        "  from torch.distributed.tensor.experimental import register_sharding\n"
+        f"  @register_sharding(torch.ops.{node.op})\n"
+        "  def rule(*args, **kwargs):\n"
+        f"      return [([{tensors}], [{reads}])]  # results, arguments; add ([Shard(0)], [Shard(0), ...]) and so on"
     )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shardwright.ir import CaptureError
-from shardwright.runtime.blame import blame
+from shardwright.runtime.blame import blame, place_of_forward
 from shardwright.runtime.captured import call_arguments
 from shardwright.runtime.compat import FakeTensorMode
 from shardwright.runtime.fake_module import fake_tensor
@@ -98,7 +98,7 @@ def run_once(
             made = None if loss_fn is None else call_loss(loss_fn, output, args, kwargs)
     except Exception as error:
         raise blame(error, module) from None
-    path = choose_loss(output, loss) if loss_fn is None else None
+    path = choose_loss(output, loss, place_of_forward(module)) if loss_fn is None else None
     _check_loss(made if path is None else lookup(output, path))
     paths: list[KeyPath] = []
 

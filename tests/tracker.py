@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -55,8 +56,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes back as the operators on local tensors that it stands for
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
+        # Operands too: what another thread allocated, a reloaded tensor say, shows up here first.
+        for leaf in tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, Tensor) and not isinstance(leaf, DTensor):
                 self.add(leaf)
         return result

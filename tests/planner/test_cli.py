@@ -11,26 +11,16 @@ import pytest
 
 from shardwright.ir import Graph, save_plan
 from shardwright.ir.plan import Plan
-from shardwright.planner.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
 PLAN = ("plan", "m.py:build", "--cluster", "cpu:2", "--budget", "1GiB")
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """`run("show", "net.plan")` in an empty folder with `m.py`, giving exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
+def run(run: Run, tmp_path: Path) -> Run:
+    """In a folder with `m.py`, which cannot be imported."""
     (tmp_path / "m.py").write_text("raise RuntimeError('imported')\n")
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["shardwright", *arguments])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        out, err = capsys.readouterr()
-        return int(exit_info.value.code or 0), out, err
-
-    return call
+    return run
 
 
 @pytest.fixture

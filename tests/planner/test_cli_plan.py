@@ -1,14 +1,12 @@
 """`plan`, then what reads its files, on a small model for machines that are not here: nothing is measured."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shardwright.ir import load_plan
-from shardwright.planner.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
 MODEL = """
@@ -31,18 +29,9 @@ def broken():
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
+def run(run: Run, tmp_path: Path) -> Run:
     (tmp_path / "net.py").write_text(MODEL)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["shardwright", *arguments])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        out, err = capsys.readouterr()
-        return int(exit_info.value.code or 0), out, err
-
-    return call
+    return run
 
 
 def plan_arguments(budget: str, function: str = "build") -> tuple[str, ...]:

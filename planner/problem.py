@@ -1,0 +1,158 @@
+"""A planning problem: a captured step, the machines, what may be spent; and the plan of what a search found for it.
+
+Imports the solver, so `api` imports it only when there is something to plan.
+"""
+
+import platform
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from torch import nn
+
+from shardwright.ir import (
+    Baseline,
+    Budget,
+    Certificate,
+    Cluster,
+    Identity,
+    Mesh,
+    Plan,
+    PlanError,
+    Prediction,
+    load_cluster,
+    parse_size,
+    verify_graph,
+)
+from shardwright.passes.optimizers import optimizer_spec
+from shardwright.planner.baselines import UNAVAILABLE
+from shardwright.planner.candidates import Candidate
+from shardwright.planner.fold import fold_of
+from shardwright.planner.formulate import Machine
+from shardwright.planner.meshes import candidate_meshes
+from shardwright.planner.progress import Progress, ProgressSink
+from shardwright.planner.search import Found, Request
+from shardwright.runtime.capture import capture
+from shardwright.runtime.captured import Captured
+from shardwright.runtime.device_prices import ERROR_FRACTION, prices_for
+from shardwright.runtime.identity import identify
+from shardwright.runtime.loss import LossFunction
+from shardwright.runtime.rules import DTensorRules
+
+__all__ = ["Problem", "pose", "prediction", "size_of"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be planned, and for what."""
+
+    captured: Captured
+    request: Request
+    identity: Identity
+    target: str
+
+    def plan(self, found: Found, device_bytes: int) -> Plan:
+        """The plan of what was found under that budget."""
+        cluster = self.request.machine.cluster
+        return Plan(
+            target=self.target,
+            identity=self.identity,
+            cluster=cluster.name,
+            budget=Budget(device_bytes, self.request.budget.host_bytes),
+            decisions=found.chosen.decisions,
+            prediction=prediction(found.chosen, cluster),
+            certificate=_certificate(found),
+            baselines=_baselines(found),
+            versions=_versions(),
+        )
+
+
+def pose(
+    module: nn.Module,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None,
+    *,
+    cluster: str | Cluster,
+    budget: str | int,
+    host: str | int,
+    optimizer: str,
+    loss: str | None,
+    loss_fn: LossFunction | None,
+    seed: int,
+    accumulate: int,
+    outputs: Collection[str],
+    mesh: Mesh | None,
+    time_limit: float,
+    gap: float,
+    target: str,
+    progress: ProgressSink,
+) -> Problem:
+    """Capture the module and put the question; arguments as those of `api.plan`. Raises CaptureError, ClusterError."""
+    if accumulate != 1:
+        raise PlanError(f"expected accumulate 1, found {accumulate}: call forward and backward that often instead")
+    machines = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    limits = Budget(size_of(budget), size_of(host, zero=True))
+    progress(Progress("capture"))
+    captured = capture(module, args, kwargs, loss=loss, loss_fn=loss_fn).keeping(outputs)
+    verify_graph(captured.graph)
+    prices = prices_for(machines, lambda text: progress(Progress(text)))
+    request = Request(
+        graph=captured.graph,
+        fold=fold_of(captured.graph),
+        rules=DTensorRules(),
+        machine=Machine(machines, prices, optimizer_spec(optimizer), limits.host_bytes),
+        budget=limits,
+        meshes=candidate_meshes(machines) if mesh is None else (_checked(mesh, machines),),
+        time_limit_seconds=time_limit,
+        gap=gap,
+        progress=progress,
+    )
+    identity = identify(captured, optimizer=optimizer, seed=seed, accumulate=accumulate)
+    return Problem(captured, request, identity, target or f"{type(module).__module__}.{type(module).__qualname__}")
+
+
+def size_of(size: str | int, zero: bool = False) -> int:
+    """Bytes of a size given as a number or a text; `zero` admits `0B`."""
+    return size if isinstance(size, int) else parse_size(size, zero=zero)
+
+
+def prediction(candidate: Candidate, cluster: Cluster) -> Prediction:
+    """What a plan says of itself: the figures of its replay."""
+    judged = candidate.replay
+    error = ERROR_FRACTION[cluster.device.measured]
+    return Prediction(judged.step_seconds, error, judged.peak_bytes, judged.host_peak_bytes)
+
+
+def _checked(mesh: Mesh, cluster: Cluster) -> Mesh:
+    if mesh.num_ranks != cluster.num_ranks:
+        raise PlanError(f"expected a mesh of the cluster's {cluster.num_ranks} ranks, found {mesh}")
+    return mesh
+
+
+def _certificate(found: Found) -> Certificate:
+    return Certificate(
+        objective_seconds=found.objective_seconds,
+        bound_seconds=found.bound_seconds,
+        space=found.space,
+        engine="highs",
+        interrupted=found.interrupted,
+    )
+
+
+def _baselines(found: Found) -> tuple[Baseline, ...]:
+    judged = [
+        Baseline(c.name, c.replay.step_seconds, c.replay.peak_bytes, "" if c.fits else "over budget")
+        for c in found.baselines
+    ]
+    missing = [Baseline(name, None, None, f"n/a: {why}") for name, why in (*found.unavailable, *UNAVAILABLE)]
+    return (*judged, *missing)
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    found = [("python", platform.python_version())]
+    for name in ("torch", "ortools", "transformers"):
+        try:
+            found.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return tuple(found)

@@ -1,0 +1,104 @@
+"""A planned training step on real ranks, with the bytes it really holds: what a plan's peak is measured against.
+
+Ranks import this file by itself: nothing here knows the planner.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import transformers
+from tests.tracker import StorageTracker
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import shardwright
+from shardwright.ir import Graph, Plan, Tier
+from shardwright.runtime.copies import Copies
+from shardwright.runtime.session import Session, find_session
+
+__all__ = ["Measured", "Size", "llama", "measured_peak"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a Llama and its batch."""
+
+    batch: int = 8
+    length: int = 64
+    hidden: int = 64
+    num_layers: int = 4
+    vocabulary: int = 256
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes of one rank over a whole step: forward, backward, optimizer."""
+
+    device_bytes: int
+    pool_bytes: int
+    """Most that the host pool handed out at once."""
+    loss: float
+
+
+def llama(size: Size) -> tuple[nn.Module, tuple[()], dict[str, Tensor]]:
+    """The same weights and batch on every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=size.vocabulary, hidden_size=size.hidden, intermediate_size=2 * size.hidden,
+            num_hidden_layers=size.num_layers, num_attention_heads=4, num_key_value_heads=2, use_cache=False,
+        )  # fmt: skip
+        tokens = torch.randint(size.vocabulary, (size.batch, size.length))
+        return transformers.LlamaForCausalLM(config).train(), (), {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def measured_peak(plan: Plan, graph: Graph, size: Size, torch_default: bool) -> Measured:
+    """Of the second step, when optimizer state is there. With `torch_default` the user makes AdamW without asking us."""
+    module, args, kwargs = llama(size)
+    shardwright.apply(module, (plan, graph), args, kwargs)
+    if torch_default:
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    else:
+        optimizer = shardwright.optimizer(module, torch.optim.AdamW, lr=1e-3)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = module(*args, **kwargs)["loss"]
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    step()
+    optimizer.zero_grad()
+    session = find_session(module)
+    assert session is not None
+    on_host = {_local(t).untyped_storage().data_ptr() for t in _state(module, optimizer, plan, Tier.HOST)}
+    copies = _copies(session)
+    held = [*module.parameters(), *module.buffers(), *session.installed.captured.tensors.values(), *kwargs.values()]
+    held.extend(_state(module, optimizer, plan, Tier.DEVICE))
+
+    def excluded(tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in on_host or (copies is not None and copies.pool.owns(tensor))
+
+    with StorageTracker(map(_local, held), excluded=excluded) as memory:
+        loss = step()
+    return Measured(memory.peak_bytes, copies.pool.peak_bytes if copies is not None else 0, loss)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _state(module: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, tier: Tier) -> Iterator[Tensor]:
+    """Optimizer state that the plan keeps on that tier."""
+    for name, parameter in module.named_parameters():
+        if plan.decisions.tiers.get(name, Tier.DEVICE) is tier:
+            yield from (value for value in optimizer.state[parameter].values() if isinstance(value, Tensor))
+
+
+def _copies(session: Session) -> Copies | None:
+    """The engine that the program offloads with; None where it does not."""
+    program = session.installed.program
+    modules = (program.forward_module, program.backward_module)
+    return next((module.copies for module in modules if hasattr(module, "copies")), None)  # type: ignore[return-value]
