@@ -4,7 +4,6 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from torch import Tensor
 
 from shardwright.runtime.tracker import StepMemory
 
@@ -27,8 +26,6 @@ class PeerMemory(StepMemory):
         super().__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         super().__exit__(kind, error, at)

@@ -123,7 +123,9 @@ MODELS: Final = {
         PeerModel(
             "llama", lambda: LlamaForCausalLM(LLAMA_CONFIG), _llama_batch, "model.layers", _llama_block, _llama_outside
         ),
-        PeerModel("vit", lambda: ViTForImageClassification(VIT_CONFIG), _vit_batch, "vit.layers", _vit_block, _vit_outside),
+        PeerModel(
+            "vit", lambda: ViTForImageClassification(VIT_CONFIG), _vit_batch, "vit.layers", _vit_block, _vit_outside
+        ),
         PeerModel("wide-mlp", WideMLP, _wide_batch, "blocks", lambda: _styles(("0",), ("2",)), dict),
     )
 }

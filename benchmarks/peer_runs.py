@@ -90,7 +90,9 @@ def _require_equal(losses: dict[str, float]) -> None:
     expected = statistics.median(losses.values())
     for name, loss in losses.items():
         if not abs(loss - expected) <= LOSS_TOLERANCE * abs(expected):
-            raise ShardwrightError(f"expected a first loss of {expected:.6f} as of the other sides, {name} has {loss:.6f}")
+            raise ShardwrightError(
+                f"expected a first loss of {expected:.6f} as of the other sides, {name} has {loss:.6f}"
+            )
 
 
 def _peak_bytes(side: Side, batch: Batch) -> tuple[int, ...]:

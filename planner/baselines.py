@@ -30,6 +30,7 @@ class Recipe:
     """Matmuls read their weights cut on the innermost axis where they can; else weights are read whole."""
     fates: Callable[[Formulation, str], tuple[State, ...]]
     """What a storage should become: the first of these that it can."""
+    needs_host: bool = False
 
 
 def _keep(formulation: Formulation, storage: str) -> tuple[State, ...]:
@@ -64,7 +65,7 @@ BASELINES: Final = (
     Recipe("fsdp+selective", True, False, _selective),
     Recipe("fsdp+recompute", True, False, _recompute),
     Recipe("tp+sp", True, True, _keep),
-    Recipe("offload-all", True, False, _offload),
+    Recipe("offload-all", True, False, _offload, needs_host=True),
 )
 UNAVAILABLE: Final = (("zero-1", "optimizer state always lies where its parameter lies"),)
 """Baselines that cannot be expressed, with the reason."""

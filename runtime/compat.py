@@ -37,7 +37,9 @@ from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlacehold
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_dispatch_modes
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "AOTInput",
@@ -61,6 +63,7 @@ __all__ = [
     "StridedShard",
     "TangentAOTInput",
     "TensorMeta",
+    "TorchDispatchMode",
     "TorchDynamoException",
     "TupleStrategy",
     "aot_export_joint_with_descriptors",
@@ -71,6 +74,7 @@ __all__ = [
     "one_axis_mesh",
     "sharding_propagator",
     "tracing_rules",
+    "tree_leaves",
 ]
 
 

@@ -131,10 +131,10 @@ def _error(failures: dict[int, Failure]) -> ShardwrightError:
     number = min(failures, key=lambda n: (not failures[n].error, not failures[n].died))
     failure = failures[number]
     text = f"rank {number}: {failure.message}"
-    if failure.traceback:
-        text += f"\n\n{failure.traceback}"
     kinds = {kind.__name__: kind for kind in _subclasses(ShardwrightError)}
-    return kinds.get(failure.error, RankError)(text)
+    if failure.error in kinds:  # the user's to mend: the message says what and where
+        return kinds[failure.error](text)
+    return RankError(f"{text}\n\n{failure.traceback}" if failure.traceback else text)
 
 
 def _subclasses(kind: type[ShardwrightError]) -> list[type[ShardwrightError]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from shardwright.ir import Graph, InputKind, Node, Phase, Ref, TensorType, Token
 from shardwright.ir.ops import aliased_operand
 from shardwright.passes.dead_code import without_dead_code
+from shardwright.runtime.cheaper import cheaper
 
 __all__ = ["simplified"]
 
@@ -23,8 +24,8 @@ _COPIES_CONSTANT = "aten.lift_fresh_copy.default"
 
 
 def simplified(graph: Graph) -> Graph:
-    """Everything in this file, in order."""
-    return _with_own_gradients(_forward_first(without_dead_code(_without_no_ops(graph))))
+    """Everything in this file and in `cheaper`, in order."""
+    return _with_own_gradients(_forward_first(without_dead_code(cheaper(_without_no_ops(graph)))))
 
 
 def _without_no_ops(graph: Graph) -> Graph:
@@ -51,7 +52,10 @@ def _equal_operand(node: Node, producers: Mapping[str, Node], types: Mapping[str
         return operand
     if node.op in _OWN_INVERSE and operand in producers and producers[operand].op == node.op:
         return producers[operand].operands[0]
-    return operand if node.op in _SAME_IF_TYPE and types[node.name] == types[operand] else None
+    same_type = types[node.name] == types[operand]
+    if node.op == "aten.pow.Tensor_Scalar" and node.args[1] == 1 and same_type:
+        return operand
+    return operand if node.op in _SAME_IF_TYPE and same_type else None
 
 
 def _with_returned(graph: Graph, same: Mapping[str, str]) -> Graph:

@@ -10,9 +10,10 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
+from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from shardwright.runtime.compat import TorchDispatchMode, tree_leaves
 
 __all__ = ["StepMemory", "held_tensors"]
 
@@ -41,7 +42,7 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Iterable[type],
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,

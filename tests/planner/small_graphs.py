@@ -28,15 +28,13 @@ from shardwright.ir import (
 )
 from shardwright.passes.optimizers import OptimizerSpec, optimizer_spec
 from shardwright.passes.strategies import Strategy
-from shardwright.planner.fold import Fold
 from shardwright.planner.formulate import Machine
 
-__all__ = ["ONE", "SIDE", "UNFOLDED", "FixedPrices", "TableRules", "cluster", "graphs", "machine", "square_graph"]
+__all__ = ["ONE", "SIDE", "FixedPrices", "TableRules", "cluster", "graphs", "machine", "square_graph"]
 
 SIDE = 8
 TENSOR_BYTES = SIDE * SIDE * 4
 ONE = Mesh((), ())
-UNFOLDED = Fold({}, {}, {})
 
 R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial("sum")
 _ALIKE = ((R, R), (S0, S0), (S1, S1))

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as draw
 from tests.planner.oracle import Judged, judge_directly, reachable_directly
-from tests.planner.small_graphs import ONE, UNFOLDED, FixedPrices, TableRules, graphs, machine
+from tests.planner.small_graphs import ONE, FixedPrices, graphs, machine
+from tests.planner.solving import formulated, solved
 
-from shardwright.ir import Decisions, Fate, Graph, InputKind, Layout, Mesh, replicated
-from shardwright.planner.decode import chosen, decode
-from shardwright.planner.fates import FateOptions, State
-from shardwright.planner.formulate import Formulation, Machine, formulate
-from shardwright.planner.linear import Solution, Status, solve
-from shardwright.planner.space import Choice, Space, build_space
+from shardwright.ir import Decisions, Fate, Graph, InputKind, Layout, Mesh
+from shardwright.planner.decode import decode
+from shardwright.planner.fates import GB, FateOptions, State
+from shardwright.planner.formulate import Formulation, Machine
+from shardwright.planner.linear import Solution, Status
+from shardwright.planner.space import Choice, Space
 
 TWO = Mesh(("x",), (2,))
 QUICK = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -96,17 +97,6 @@ def every_plan(formulation: Formulation, machines: Machine) -> Iterator[Plan]:
                 yield Plan(judged, decisions, fates, kept)
 
 
-def formulated(graph: Graph, mesh: Mesh, machines: Machine, options: FateOptions) -> Formulation:
-    space = build_space(graph, mesh, UNFOLDED, TableRules(), machines.prices)
-    return formulate(space, machines, options)
-
-
-def solved(formulation: Formulation, budget_gb: float = float("inf")) -> Solution:
-    limit = budget_gb * 1e9 / formulation.unit_bytes
-    program = formulation.model.with_bounds({formulation.peak: (0.0, limit)})
-    return solve(program, time_limit_seconds=20.0, relative_gap=1e-9)
-
-
 def judged_solution(formulation: Formulation, machines: Machine, solution: Solution) -> Judged:
     """What the solver's own plan is worth by the direct judge."""
     decisions = decode(formulation, solution.values)
@@ -126,7 +116,7 @@ def judged_solution(formulation: Formulation, machines: Machine, solution: Solut
 
 def check_optimum(formulation: Formulation, machines: Machine, plans: list[Plan], budget_gb: float) -> None:
     """The solver's optimum is the best plan within the budget, and it is worth what the solver says."""
-    solution = solved(formulation, budget_gb)
+    solution = solved(formulation, budget_gb * GB)
     fitting = [plan.judged.total_ms for plan in plans if plan.judged.peak_gb <= budget_gb * (1 + 1e-9)]
     if not fitting:
         assert solution.status is Status.INFEASIBLE
