@@ -154,12 +154,13 @@ def verify(
 ) -> None:
     """Run a planned step on gloo ranks against the plain model.
 
-    Imports the plan's target, which runs its code. With --inject drop:K the step should differ, and exits 1 when it
-    does; --inject all breaks every collective in every way, one after the other, and exits 1 where one is not noticed.
+    Imports the plan's target, which runs its code. Exits 0 when the step is equal, 1 when it differs. With --inject
+    collectives are broken on purpose, one fault at a time, and every fault should make the step differ: exits 1 when
+    each was noticed, 3 when one was MISSED or the unbroken step differs already.
     """
     from shardwright.ir import load_plan
     from shardwright.planner import cli_values
-    from shardwright.planner.verify_report import comparison_table, fault_table, report_json
+    from shardwright.planner.verify_report import comparison_table, exit_code, fault_table, report_json
 
     cli_values.check_fault(inject)
     found, graph = load_plan(plan_file)
@@ -179,8 +180,7 @@ def verify(
             _print(comparison_table(comparison, f"with {fault.kind}:{fault.collective}"))
         if report.injected:
             _print(fault_table(report))
-    noticed_all = report.clean.equal and not report.missed
-    raise typer.Exit(0 if report.equal or (noticed_all and cli_values.is_many(inject)) else 1)
+    raise typer.Exit(exit_code(report))
 
 
 @app.command()

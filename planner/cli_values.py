@@ -16,7 +16,6 @@ __all__ = [
     "check_fault",
     "check_target",
     "check_world",
-    "is_many",
     "read_cluster",
     "read_dtype",
     "read_mesh",
@@ -79,11 +78,6 @@ def check_fault(text: str | None) -> None:
     """`drop:3`, `drop:all` or `all`."""
     if text is not None and not _FAULT.fullmatch(text):
         raise _usage(f"expected drop:K, scale:K, stale:K (K from 0, or all) or all, found {text!r}", "--inject")
-
-
-def is_many(fault: str | None) -> bool:
-    """Whether it stands for every collective."""
-    return fault is not None and fault.endswith("all")
 
 
 def check_world(world: int | None, num_ranks: int) -> None:

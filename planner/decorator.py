@@ -1,8 +1,8 @@
 """The decorator: a model class whose instances plan themselves at their first training forward.
 
-The class stays what it is: `__init__`, `isinstance`, `from_pretrained` and pickling are untouched. With `plan=` the parameters
-become shards right after `__init__`, where the planned inputs can be told from their names, else at the first
-training forward. Without it rank 0 plans there and tells the others; its failure is raised on every rank.
+The class stays what it is: `__init__`, `isinstance`, `from_pretrained` and pickling are untouched. With `plan=` the
+parameters become shards right after `__init__`, where the planned inputs can be told from their names, else at the
+first training forward. Without it rank 0 plans there and tells the others; its failure is raised on every rank.
 """
 
 import functools
@@ -15,7 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardwright.ir import Cluster, Graph, Plan, ShardwrightError, load_plan, parse_graph, parse_plan, print_graph, print_plan
+from shardwright.ir import (
+    Cluster,
+    ClusterError,
+    Graph,
+    Plan,
+    ShardwrightError,
+    load_cluster,
+    load_plan,
+    parse_graph,
+    parse_plan,
+    print_graph,
+    print_plan,
+)
 from shardwright.planner.api import plan as plan_model
 from shardwright.planner.progress import Progress, ProgressSink
 from shardwright.runtime.apply import apply_captured
@@ -72,7 +84,9 @@ def parallelize(
     `plan` is a plan file: then nothing is solved, and the solver is not even imported. `on_plan(plan, graph)` is called
     on rank 0 once the plan is known; `progress` while it is made.
     """
-    options = _Options(cluster, budget, host, optimizer, plan, loss, loss_fn, outputs, inputs, time_limit, on_plan, progress)
+    options = _Options(
+        cluster, budget, host, optimizer, plan, loss, loss_fn, outputs, inputs, time_limit, on_plan, progress
+    )
 
     def decorate(cls: Model) -> Model:
         cls.forward = _forward(cls.forward, options)  # type: ignore[method-assign]
@@ -143,12 +157,19 @@ def _plan_here(
     module: nn.Module, options: _Options, args: tuple[object, ...], kwargs: Mapping[str, object], num_ranks: int
 ) -> object:
     """The texts of plan and graph, or what went wrong: the other ranks wait for an answer, whatever it is."""
+    cluster = options.cluster or f"cpu:{num_ranks}"
     try:
+        machines = load_cluster(cluster) if isinstance(cluster, str) else cluster
+        if machines.num_ranks != num_ranks:
+            raise ClusterError(
+                f"expected a cluster of the {num_ranks} ranks of this run, found {machines.name} with"
+                f" {machines.num_ranks}; start as many ranks, or name another cluster"
+            )
         found = plan_model(
             module,
             args,
             kwargs,
-            cluster=options.cluster or f"cpu:{num_ranks}",
+            cluster=machines,
             budget=options.budget,
             host=options.host,
             optimizer=options.optimizer,

@@ -15,9 +15,11 @@ if TYPE_CHECKING:  # it imports torch, which printing does not need
     from shardwright.runtime.verify import Report
     from shardwright.runtime.verify_rank import Comparison
 
-__all__ = ["comparison_table", "fault_table", "report_json"]
+__all__ = ["comparison_table", "exit_code", "fault_table", "report_json"]
 
 SHOWN_FAILURES = 10
+EQUAL, DIFFERS, MISSED = 0, 1, 3
+"""Exit codes; 2 is for usage errors."""
 
 
 def comparison_table(found: "Comparison", title: str) -> RenderableType:
@@ -50,9 +52,18 @@ def _verdict(found: "Comparison") -> str:
 
 def fault_table(report: "Report") -> RenderableType:
     """Which collectives, broken on purpose, were noticed."""
-    lines = [Text(f"{fault.kind}:{fault.collective}: not noticed", "red") for fault in report.missed]
+    lines = [Text(f"MISSED {f.kind}:{f.collective}, {report.collectives[f.collective]}", "red") for f in report.missed]
+    if not report.clean.equal:
+        lines.append(Text("the unbroken step differs: what was noticed proves nothing", "red"))
     num_faults = len(report.injected)
-    return Group(*lines, Text(f"{num_faults - len(report.missed)} of {num_faults} faults noticed", "bold"))
+    return Group(*lines, Text(f"{num_faults - len(report.missed)} of {num_faults} faults caught", "bold"))
+
+
+def exit_code(report: "Report") -> int:
+    """A step with a fault should differ, and does where all were caught; a missed one must not look like that."""
+    if not report.injected:
+        return EQUAL if report.clean.equal else DIFFERS
+    return DIFFERS if report.clean.equal and not report.missed else MISSED
 
 
 def report_json(report: "Report") -> dict[str, Json]:

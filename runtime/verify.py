@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shardwright.ir import Graph, Plan, PlanError
 from shardwright.passes.pipeline import rank_graph
+from shardwright.runtime.captured import Captured
 from shardwright.runtime.faults import Fault, FaultKind, collectives
 from shardwright.runtime.rank_pool import RankPool
 from shardwright.runtime.verify_rank import Comparison, Job, verify_rank
@@ -30,6 +31,8 @@ class Report:
     """The program as planned."""
     injected: tuple[tuple[Fault, Comparison], ...] = ()
     """The program with one collective broken on purpose."""
+    collectives: tuple[str, ...] = ()
+    """Names of what faults count; where there are faults."""
 
     @property
     def missed(self) -> tuple[Fault, ...]:
@@ -44,8 +47,10 @@ class Report:
 
 def parse_faults(text: str, plan: Plan, graph: Graph) -> tuple[Fault, ...]:
     """`drop:3`, `scale:all`, or `all`: every kind at every collective. Raises InputError, PlanError."""
-    num_collectives = len(collectives(rank_graph(graph, plan.decisions)))
+    num_collectives = len(_collectives(plan, graph))
     kind, _, position = text.partition(":")
+    if not num_collectives:
+        raise PlanError(f"expected a plan with collectives to break, found none on mesh {plan.decisions.mesh}")
     if text == "all" or position == "all":
         kinds = [FaultKind(kind)] if position == "all" and kind in list(FaultKind) else list(FaultKind)
         return tuple(Fault(k, number) for k in kinds for number in range(num_collectives))
@@ -56,13 +61,20 @@ def parse_faults(text: str, plan: Plan, graph: Graph) -> tuple[Fault, ...]:
 
 
 def verify(
-    plan: Plan, graph: Graph, *, target: str | None = None, faults: Sequence[Fault] = (), pool: RankPool | None = None
+    plan: Plan,
+    graph: Graph,
+    *,
+    target: str | None = None,
+    faults: Sequence[Fault] = (),
+    pool: RankPool | None = None,
+    captured: Captured | None = None,
 ) -> Report:
     """Run the plan on as many gloo ranks as its mesh has, and compare. Imports the plan's target.
 
-    `pool` are ranks already started. Raises TargetError, StalePlanError, RankError.
+    `pool` are ranks already started; `captured`, where at hand, spares them capturing the target anew. Raises
+    TargetError, StalePlanError, RankError.
     """
-    job = Job(plan, graph, target or plan.target)
+    job = Job(plan, graph, target or plan.target, captured)
     if pool is not None:
         return _verify(pool, job, faults)
     with RankPool(plan.decisions.mesh.num_ranks) as started:
@@ -76,4 +88,8 @@ def _verify(pool: RankPool, job: Job, faults: Sequence[Fault]) -> Report:
         chunk = tuple(faults[start : start + CHUNK])
         found = pool.run(verify_rank, job, chunk, timeout_seconds=TIMEOUT_SECONDS)[0]
         injected.extend(zip(chunk, found, strict=True))
-    return Report(clean, tuple(injected))
+    return Report(clean, tuple(injected), _collectives(job.plan, job.graph) if injected else ())
+
+
+def _collectives(plan: Plan, graph: Graph) -> tuple[str, ...]:
+    return collectives(rank_graph(graph, plan.decisions))

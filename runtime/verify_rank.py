@@ -12,6 +12,7 @@ from shardwright.passes.optimizers import optimizer_spec
 from shardwright.passes.pipeline import rank_graph
 from shardwright.runtime.apply import apply_captured
 from shardwright.runtime.capture import capture
+from shardwright.runtime.captured import Captured
 from shardwright.runtime.compare import differing_gradients, relative, tolerance
 from shardwright.runtime.copies import copies_on
 from shardwright.runtime.emit import emit
@@ -40,6 +41,8 @@ class Job:
     plan: Plan
     graph: Graph
     target: str
+    captured: Captured | None = None
+    """Of the target, where whoever planned it is at hand; else every rank captures."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ class _Checker:
         self.module, self.args, self.kwargs = real_example(target, plan.identity.seed)
         self.plain = copy.deepcopy(self.module)
         self.exact = copy.deepcopy(self.module).double() if self.tolerance.against_exact else None
-        self.captured = capture(self.module, self.args, self.kwargs, loss=plan.identity.loss).keeping(job.graph.outputs)
+        captured = job.captured or capture(self.module, self.args, self.kwargs, loss=plan.identity.loss)
+        self.captured = captured.keeping(job.graph.outputs)
         apply_captured(self.module, plan, job.graph, self.captured)
         session = find_session(self.module)
         if session is None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,12 @@ from tests.zoo.machines import link_bound
 from torch import Tensor, nn
 
 import shardwright
-from shardwright.ir import InputError, StalePlanError
+from shardwright.ir import InputError, Shard, StalePlanError, save_plan
 from shardwright.ir.files import graph_path
 from shardwright.runtime.ranks import RankPool
 
 ROOT = Path(__file__).parents[1]
-BATCH, WIDTH = 8, 64
+BATCH, WIDTH = 256, 64
 MODELS = """
 import torch
 from torch import nn
@@ -184,10 +185,9 @@ def test_an_operator_without_a_rule_is_told_with_what_to_write(run: CommandLine)
 def test_what_the_message_says_to_write_is_enough(run: CommandLine, tmp_path: Path) -> None:
     """In another process: the rule would stay registered in this one."""
     _, _, err = run(*plan_for("m.py:custom"))
-    rule = [line[2:] for line in err.splitlines() if line.startswith("  ")]
-    assert rule[0].startswith("from torch.distributed")
-    start = next(number for number, line in enumerate(rule) if line.startswith("from"))
-    code = MODELS + "\n".join(rule[start:]) + "\n"
+    lines = [line.removeprefix("  ") for line in err.splitlines()]
+    start = next(number for number, line in enumerate(lines) if line.startswith("from torch.distributed"))
+    code = MODELS + "\n".join(lines[start:]) + "\n"
     code += "import shardwright\n"
     code += "result = shardwright.plan(*custom(), cluster='h100x8', budget='1GiB', time_limit=5.0)\n"
     code += "print('acme.twice.default' in {node.op for node in result.graph.nodes})\n"
@@ -217,7 +217,10 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of `Net` for two ranks, which splits the batch."""
     path = tmp_path_factory.mktemp("plans") / "net.plan"
     batch = (torch.zeros(BATCH, WIDTH),)
-    shardwright.plan(Net(), batch, cluster=link_bound(2), budget="1GiB", time_limit=5.0).save(path)
+    found = shardwright.plan(Net(), batch, cluster=link_bound(2), budget="1GiB", time_limit=5.0)
+    decisions = found.plan.decisions
+    cut = replace(decisions, layouts={**decisions.layouts, "x": (Shard(0),)})
+    save_plan(path, replace(found.plan, decisions=cut), found.graph)
     return path
 
 
@@ -234,9 +237,9 @@ def step_with(plan: str, batch: int, loader: bool) -> None:
 @pytest.mark.parametrize(
     ("batch", "loader", "message"),
     [
-        (7, False, r"expected x of shape \[8, 64\] \(the global batch.*found \[7, 64\]; pad or cut the batch"),
-        (1, False, r"expected x of shape \[8, 64\] \(the global batch.*found \[1, 64\]; pad or cut the batch"),
-        (7, True, r"expected the batch to divide.*found \[7, 64\]; drop the last"),
+        (255, False, r"expected x of shape \[256, 64\] \(the global batch.*found \[255, 64\]; pad or cut the batch"),
+        (1, False, r"expected x of shape \[256, 64\] \(the global batch.*found \[1, 64\]; pad or cut the batch"),
+        (255, True, r"expected the batch to divide.*found \[255, 64\]; drop the last"),
         (1, True, r"expected the batch to divide.*found \[1, 64\]; drop the last"),
     ],
 )

@@ -6,34 +6,39 @@ import pytest
 from tests.planner.small_graphs import FixedPrices, cluster, machine, square_graph
 from tests.planner.solving import captured, formulated, known_rules, peak_bytes, smallest_bytes, solved
 
-from shardwright.ir import Graph, Mesh, Partial, Phase, Replicate, Shard
-from shardwright.ir.ops import is_collective
+from shardwright.ir import Graph, Mesh, Phase, parse_graph
+from shardwright.ir.ops import is_view
 from shardwright.passes.analytical import AnalyticalPrices
 from shardwright.passes.lower import lower
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.decode import decode
-from shardwright.planner.fates import FateOptions
-from shardwright.planner.flows import build_flows
 from shardwright.planner.formulate import Machine
-from shardwright.planner.linear import LinearModel
 
 TWO = Mesh(("x",), (2,))
 
 
+POINTWISE = frozenset(
+    f"aten.{name}"
+    for name in ("neg.default", "relu.default", "silu.default", "add.Tensor", "sub.Tensor", "mul.Tensor", "clone.default")
+)
+
+
 def superfluous(graph: Graph) -> list[str]:
-    """Gathers and exchanges after which, whatever is computed from the copy, each rank keeps its own part of it only."""
+    """Gathers and exchanges from whose copy, or what is computed from it point by point, each rank keeps its own part
+    only: the part could have been computed from a part. (Gathering to compute a gradient whole instead of reducing it
+    is another matter: reductions cost more.)"""
     found = []
     for node in graph.nodes:
         if node.op not in ("mesh.all_gather", "mesh.all_to_all"):
             continue
-        reached = set(node.results)
-        pending = list(node.results)
-        while pending:
-            for user in (graph.nodes[position] for position in graph.users.get(pending.pop(), ())):
-                if not (user.op == "mesh.own" and user.args[1] == node.args[1]):
-                    pending.extend(result for result in user.results if result not in reached)
-                    reached.update(user.results)
-        if reached.isdisjoint(graph.returned):
+        pending, wanted = [*node.results], False
+        for name in pending:
+            users = [graph.nodes[position] for position in graph.users.get(name, ())]
+            cut = [u.op == "mesh.own" and u.args[1] == node.args[1] for u in users]
+            passed = [u.op in POINTWISE or is_view(u.op) or u.op in ("mesh.wait", "mesh.merge") for u in users]
+            wanted |= name in graph.returned or not all(c or p for c, p in zip(cut, passed, strict=True))
+            pending.extend(r for user, p in zip(users, passed, strict=True) if p for r in user.results if r not in pending)
+        if not wanted:
             found.append(node.name)
     return found
 
@@ -62,8 +67,6 @@ def test_nothing_is_gathered_that_nobody_needs_whole(name: str, bytes_per_second
 
 def test_the_check_for_superfluous_gathers_sees_one() -> None:
     """A copy gathered, doubled and cut again is found; one that is returned is not."""
-    from shardwright.ir import parse_graph
-
     text = """graph "cut" {
   input   %x: f32[4, 8]
   forward {
@@ -79,3 +82,19 @@ def test_the_check_for_superfluous_gathers_sees_one() -> None:
 """
     assert superfluous(parse_graph(text.replace("RETURNED", "o"))) == ["g"]
     assert superfluous(parse_graph(text.replace("RETURNED", "d"))) == []
+
+
+def test_readers_of_one_phase_share_a_copy_and_backward_makes_its_own() -> None:
+    """`f0` is summed over ranks once for two readers that need it whole, and once more for backward."""
+    prices = FixedPrices(element_seconds=1e-4, launch_seconds=0.0, byte_seconds=1e-7, latency_seconds=1e-3)
+    once = square_graph([("mm", "x", "p0"), ("relu", "f0")], [("neg", "p0")], returned=("f1",))
+    formulation = formulated(once, TWO, machine(2, prices))
+    kinds = {(v.value, v.phase) for v in formulation.flows.versions if v.value == "f0"}
+    assert kinds == {("f0", Phase.FORWARD)}
+    both = square_graph(
+        [("mm", "x", "p0"), ("relu", "f0"), ("mm", "f0", "f1")], [("mul", "f0", "p0")], returned=("f2",)
+    )
+    formulation = formulated(both, TWO, machine(2, prices))
+    shared = [v for v in formulation.flows.versions if v.value == "f0" and v.phase is Phase.FORWARD]
+    assert max(len({edge.consumer for edge in version.readers}) for version in shared) == 2
+    assert {v.phase for v in formulation.flows.versions if v.value == "f0"} == {Phase.FORWARD, Phase.BACKWARD}

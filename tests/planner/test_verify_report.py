@@ -3,9 +3,10 @@
 import io
 import json
 
+import pytest
 from rich.console import Console, RenderableType
 
-from shardwright.planner.verify_report import comparison_table, fault_table, report_json
+from shardwright.planner.verify_report import comparison_table, exit_code, fault_table, report_json
 from shardwright.runtime.faults import Fault
 from shardwright.runtime.verify import Report
 from shardwright.runtime.verify_rank import Comparison
@@ -36,8 +37,25 @@ def test_failures_are_listed_before_the_verdict() -> None:
 
 
 def test_faults_that_were_missed_are_named() -> None:
-    report = Report(CLEAN, ((Fault.parse("drop:0"), BROKEN), (Fault.parse("scale:0"), CLEAN)))
-    assert printed(fault_table(report)) == ["scale:0: not noticed", "1 of 2 faults noticed"]
+    report = Report(CLEAN, ((Fault.parse("drop:0"), BROKEN), (Fault.parse("scale:0"), CLEAN)), ("w~R/all_gather",))
+    assert printed(fault_table(report)) == ["MISSED scale:0, w~R/all_gather", "1 of 2 faults caught"]
+
+
+def test_faults_under_a_step_that_differs_anyway_prove_nothing() -> None:
+    report = Report(BROKEN, ((Fault.parse("drop:0"), BROKEN),), ("w~R/all_gather",))
+    assert printed(fault_table(report))[0] == "the unbroken step differs: what was noticed proves nothing"
+    assert exit_code(report) == 3
+
+
+@pytest.mark.parametrize(
+    ("clean", "broken", "code"),
+    [(CLEAN, (), 0), (BROKEN, (), 1), (CLEAN, (BROKEN, BROKEN), 1), (CLEAN, (BROKEN, CLEAN), 3)],
+)
+def test_the_exit_code_tells_equal_from_differs_and_caught_from_missed(
+    clean: Comparison, broken: tuple[Comparison, ...], code: int
+) -> None:
+    faults = tuple((Fault.parse(f"drop:{number}"), comparison) for number, comparison in enumerate(broken))
+    assert exit_code(Report(clean, faults, ("a", "b"))) == code
 
 
 def test_json_holds_the_clean_run_and_every_fault() -> None:
