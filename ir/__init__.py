@@ -39,6 +39,7 @@ from shardwright.ir.plan_parse import parse_plan
 from shardwright.ir.plan_text import print_plan
 from shardwright.ir.print import format_node, graph_hash, print_graph
 from shardwright.ir.rules_text import FateRule, PlacePin, UserRules, check_rules, parse_rules
+from shardwright.ir.stored_plan import StoredPlan
 from shardwright.ir.types import DTYPE_BYTES, TensorType, contiguous_strides, num_bytes
 from shardwright.ir.units import format_seconds, format_size, parse_seconds, parse_size
 from shardwright.ir.verify import verify_graph
@@ -85,6 +86,7 @@ __all__ = [
     "Shard",
     "ShardwrightError",
     "StalePlanError",
+    "StoredPlan",
     "Strided",
     "TargetError",
     "TensorType",

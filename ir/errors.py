@@ -56,4 +56,9 @@ class InputError(ShardwrightError):
 
 
 class InfeasibleError(ShardwrightError):
-    """No plan fits the budget; carries what would."""
+    """No plan fits the budget; carries one that would do."""
+
+    def __init__(self, message: str, smallest_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+        """The smallest budget that is known to work."""

@@ -2,20 +2,9 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardwright.ir import (
-    Budget,
-    Cluster,
-    Graph,
-    Mesh,
-    Plan,
-    PlanError,
-    format_size,
-    load_cluster,
-    save_plan,
-)
+from shardwright.ir import Budget, Cluster, Graph, Mesh, Plan, PlanError, StoredPlan, format_size, load_cluster
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.progress import Progress, ProgressSink
 from shardwright.runtime.apply import apply
@@ -35,16 +24,10 @@ GAP = 0.01
 
 
 @dataclass(frozen=True)
-class PlanResult:
-    """A plan, the graph it is for, and the capture that `apply_captured` wants."""
+class PlanResult(StoredPlan):
+    """A plan and its graph, with the capture that `apply_captured` wants."""
 
-    plan: Plan
-    graph: Graph
     captured: Captured
-
-    def save(self, path: str | Path) -> None:
-        """Write `net.plan` and `net.graph` beside it."""
-        save_plan(Path(path), self.plan, self.graph)
 
 
 def silent(progress: Progress) -> None:
@@ -135,4 +118,3 @@ def _too_big(candidate: "Candidate", budget: Budget) -> str:
         f" found a peak of device {format_size(judged.peak_bytes)}, host {format_size(judged.host_peak_bytes)} in"
         f" {judged.peak_phase}, where {held} are the largest. Recompute or offload more, or raise the budget"
     )
-

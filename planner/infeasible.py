@@ -27,7 +27,7 @@ def infeasible(smallest: Candidate, graph: Graph, budget: Budget, machine: Machi
         "ways out:",
         *(f"  {way}" for way in _ways_out(smallest, graph, budget, machine)),
     ]
-    return InfeasibleError("\n".join(lines))
+    return InfeasibleError("\n".join(lines), needed)
 
 
 def _consumers(candidate: Candidate) -> list[tuple[str, int]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from shardwright.ir import Graph, Plan, PlanError, load_plan, print_plan
+from shardwright.ir import Graph, Plan, PlanError, StoredPlan, print_plan
 from shardwright.passes.pipeline import rank_graph
 from shardwright.runtime.capture import capture
 from shardwright.runtime.captured import Captured
@@ -19,8 +19,8 @@ from shardwright.runtime.ranks import world
 
 __all__ = ["apply", "apply_captured"]
 
-PlanSource = str | Path | tuple[Plan, Graph]
-"""A plan file, or a plan and its graph."""
+PlanSource = str | Path | StoredPlan
+"""A plan file, or a plan with its graph."""
 
 
 def apply(
@@ -39,7 +39,8 @@ def apply(
     `args` and `kwargs` are a global batch of the planned shapes (on `meta` if you like): the model is captured again
     and compared with the plan. Raises StalePlanError naming what differs, PlanError for a file that cannot be read.
     """
-    found, graph = load_plan(Path(plan)) if isinstance(plan, str | Path) else plan
+    stored = StoredPlan.load(plan) if isinstance(plan, str | Path) else plan
+    found, graph = stored.plan, stored.graph
     loss = None if loss_fn is not None else found.identity.loss
     captured = capture(module, args, kwargs, loss=loss, loss_fn=loss_fn, name=graph.name)
     return apply_captured(module, found, graph, captured, inputs=inputs, state_dict=state_dict, init=init)
@@ -57,7 +58,8 @@ def apply_captured(
 ) -> nn.Module:
     """`apply` with the capture at hand."""
     if plan.identity.accumulate != 1:
-        raise PlanError(f"expected accumulate 1, found {plan.identity.accumulate}: call forward and backward repeatedly")
+        found = plan.identity.accumulate
+        raise PlanError(f"expected accumulate 1, found {found}: call forward and backward repeatedly")
     captured = captured.keeping(graph.outputs)
     require_identity(plan, graph, captured, world().size)
     return install(

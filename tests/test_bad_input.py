@@ -239,8 +239,8 @@ def step_with(plan: str, batch: int, loader: bool) -> None:
     [
         (255, False, r"expected x of shape \[256, 64\] \(the global batch.*found \[255, 64\]; pad or cut the batch"),
         (1, False, r"expected x of shape \[256, 64\] \(the global batch.*found \[1, 64\]; pad or cut the batch"),
-        (255, True, r"expected the batch to divide.*found \[255, 64\]; drop the last"),
-        (1, True, r"expected the batch to divide.*found \[1, 64\]; drop the last"),
+        (255, True, r"expected x to divide over the ranks.*found \[255, 64\]; drop the last"),
+        (1, True, r"expected x to divide over the ranks.*found \[1, 64\]; drop the last"),
     ],
 )
 def test_a_batch_of_another_size_at_run_time(

@@ -6,17 +6,17 @@ The sub-packages beside this file are links to the folders at the top of the rep
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardwright.ir import StoredPlan as Plan
     from shardwright.planner.api import apply as apply
-    from shardwright.planner.decorator import parallelize as parallelize
     from shardwright.planner.api import plan as plan
-    from shardwright.ir import Plan as Plan
+    from shardwright.planner.decorator import parallelize as parallelize
     from shardwright.runtime.optimizer import optimizer as optimizer
     from shardwright.runtime.shard_loader import shard_loader as shard_loader
 else:
     from importlib import import_module
 
     _HOME = {
-        "Plan": "shardwright.ir.plan",
+        "Plan": "shardwright.ir",
         "apply": "shardwright.planner.api",
         "optimizer": "shardwright.runtime.optimizer",
         "parallelize": "shardwright.planner.decorator",
@@ -24,10 +24,12 @@ else:
         "shard_loader": "shardwright.runtime.shard_loader",
     }
 
+    _NAMES = {"Plan": "StoredPlan"}
+
     def __getattr__(name):
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_HOME[name]), name)
+        return getattr(import_module(_HOME[name]), _NAMES.get(name, name))
 
 
 __all__ = ["Plan", "apply", "optimizer", "parallelize", "plan", "shard_loader"]

@@ -60,7 +60,7 @@ def llama(size: Size) -> tuple[nn.Module, tuple[()], dict[str, Tensor]]:
 def measured_peak(plan: Plan, graph: Graph, size: Size, torch_default: bool) -> Measured:
     """Of steps from the second on, when optimizer state is there. With `torch_default` the user makes AdamW without asking us."""
     module, args, kwargs = llama(size)
-    shardwright.apply(module, (plan, graph), args, kwargs)
+    shardwright.apply(module, shardwright.Plan(plan, graph), args, kwargs)
     if torch_default:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     else:

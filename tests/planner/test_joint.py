@@ -27,7 +27,7 @@ Bounds = dict[int, tuple[float, float]]
 def wide_perceptron() -> Graph:
     """Three blocks whose activations outweigh their parameters several times."""
     torch.manual_seed(0)
-    module, args = Perceptron(64, 256, 3), (torch.randn(512, 64), torch.randn(512, 64))
+    module, args = Perceptron(64, 256, 3), (torch.randn(2048, 64), torch.randn(2048, 64))
     return capture(module, args, {}).keeping(()).graph
 
 
@@ -35,7 +35,7 @@ def fast_links() -> Machine:
     machines = cluster(2)
     link = replace(machines.intra, bytes_per_second=2e10)
     machines = replace(machines, intra=link, inter=link)
-    return Machine(machines, AnalyticalPrices(machines), optimizer_spec("adamw"), 0)
+    return Machine(machines, AnalyticalPrices(machines), optimizer_spec("sgd"), 0)
 
 
 def everything_kept(formulation: Formulation) -> Bounds:

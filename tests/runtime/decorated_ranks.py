@@ -12,6 +12,7 @@ import shardwright
 from shardwright.ir import Cluster, InfeasibleError, InputError, load_cluster
 from shardwright.runtime.parameters import whole
 from shardwright.runtime.ranks import world
+from shardwright.runtime.step import local
 
 BATCH, LENGTH, VOCABULARY, WIDTH = 4, 6, 32, 16
 
@@ -70,7 +71,7 @@ def train(num_steps: int = 3) -> dict[str, float]:
         "norm": _largest(norms),
         "parameters": max((whole(found[n]) - expected[n]).abs().max().item() for n in expected),
         "average": max((whole(averaged[n]) - plain_average[n]).abs().max().item() for n in expected),
-        "rate": abs(runs[0].scheduler.get_last_lr()[0] - runs[1].scheduler.get_last_lr()[0]),
+        "rate": abs(float(runs[0].scheduler.get_last_lr()[0]) - float(runs[1].scheduler.get_last_lr()[0])),
         "split": float(sum(p.numel() for p in found.values()) - sum(_held(p) for p in found.values())),
     }
 
@@ -97,8 +98,8 @@ def _largest(pairs: list[list[float]]) -> float:
     return max(abs(a - b) for a, b in zip(*pairs, strict=True))
 
 
-def _held(parameter: nn.Parameter) -> int:
-    return getattr(parameter, "_local_tensor", parameter).numel()
+def _held(parameter: Tensor) -> int:
+    return local(parameter).numel()
 
 
 def before_and_after() -> dict[str, bool]:
