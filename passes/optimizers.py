@@ -1,7 +1,8 @@
 """What an optimizer holds and moves, by name: state per parameter, temporaries of a step, bytes it streams.
 
 Needs no torch: the figures are those of torch 2.13 on CPU, checked against it by a storage tracker in the tests.
-Bytes are of local (sharded) elements. Names are those of `--optimizer`.
+Bytes are of local (sharded) elements. Names are those of `--optimizer`; a plain name means the class as torch runs it
+by default, `-fused` the class with `fused=True`, as `shardwright.optimizer` makes it: nothing temporary.
 """
 
 from collections.abc import Sequence
@@ -44,6 +45,11 @@ class OptimizerSpec:
     options: tuple[tuple[str, float], ...] = ()
     """Keyword arguments that make the class this optimizer."""
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether it is planned to run as one kernel, whatever torch would do by default."""
+        return ("fused", True) in self.options
+
     def state_bytes(self, num_elements: int, element_bytes: int) -> int:
         """Kept for one parameter of that many local elements."""
         return self.num_state_tensors * num_elements * element_bytes + 4 * self.num_scalars
@@ -67,8 +73,11 @@ OPTIMIZERS: Final = {
         OptimizerSpec("sgd", "SGD", 0, 0, 0, 0, True),
         OptimizerSpec("sgd-momentum", "SGD", 1, 0, 0, 0, True, (("momentum", 0.9),)),
         OptimizerSpec("adam", "Adam", 2, 1, 3, 1, True),
+        OptimizerSpec("adam-fused", "Adam", 2, 1, 0, 0, True, (("fused", True),)),
         OptimizerSpec("adamw", "AdamW", 2, 1, 3, 1, True),
+        OptimizerSpec("adamw-fused", "AdamW", 2, 1, 0, 0, True, (("fused", True),)),
         OptimizerSpec("adagrad", "Adagrad", 1, 1, 2, 2, True),
+        OptimizerSpec("adagrad-fused", "Adagrad", 1, 1, 0, 0, True, (("fused", True),)),
         OptimizerSpec("rmsprop", "RMSprop", 1, 1, 2, 1, False),
         OptimizerSpec("adamax", "Adamax", 2, 1, 1, 1, False),
         OptimizerSpec("nadam", "NAdam", 2, 2, 3, 1, False),

@@ -72,7 +72,7 @@ def _traffic(source: Layout, steps: tuple[Step, ...]) -> float:
     for step in steps:
         after = size * _growth(step)
         weight = {"all_reduce": 2.0, None: 0.0}.get(step_kind(step), 1.0)
-        total += weight * max(size, after) * 4.0 ** -step.axis
+        total += weight * max(size, after) * 4.0**-step.axis
         size = after
     return total
 
@@ -84,7 +84,7 @@ def _growth(step: Step) -> float:
 
 def _in_order(source: Layout, target: Layout, order: tuple[int, ...]) -> tuple[Step, ...] | None:
     current = list(source)
-    found = []
+    found: list[Step] = []
     for axis in order:
         inner = current[axis + 1 :]
         if any(_same_cut(p, current[axis]) or _same_cut(p, target[axis]) for p in inner):

@@ -89,9 +89,9 @@ def parallelize(
     )
 
     def decorate(cls: Model) -> Model:
-        cls.forward = _forward(cls.forward, options)  # type: ignore[method-assign]
+        cls.forward = _forward(cls.forward, options)
         if plan is not None:
-            cls.__init__ = _init(cls, cls.__init__, options)  # type: ignore[misc]
+            cls.__init__ = _init(cls, cls.__init__, options)  # type: ignore[method-assign]
         return cls
 
     return decorate

@@ -282,7 +282,9 @@ class _Writer:
             add_terms(self.host_terms, fate.bytes_terms(State.OFFLOAD), fate.multiplicity)
         if self.host_terms:
             units = GB / self.result.unit_bytes
-            self.model.row(add_terms({}, self.host_terms, units), upper=self.machine.host_bytes / self.result.unit_bytes)
+            self.model.row(
+                add_terms({}, self.host_terms, units), upper=self.machine.host_bytes / self.result.unit_bytes
+            )
         if not seconds:
             return
         for phase in Phase:
@@ -376,7 +378,9 @@ class _Writer:
         for version in self.flows.versions:
             for edge in version.readers:
                 if edge.slot != AT_REST:
-                    found.setdefault((version.value, version.phase, edge.consumer, edge.cross), set()).add(version.group)
+                    found.setdefault((version.value, version.phase, edge.consumer, edge.cross), set()).add(
+                        version.group
+                    )
         return found
 
     def _group_bytes(self) -> tuple[dict[int, Terms], dict[int, Terms], dict[int, Phase]]:
@@ -442,5 +446,7 @@ class _Writer:
             last = max(storages.forward[root].forward_last, self.needs.last[root])
             size = graph.types[root].num_bytes / GB
             items.add(("returned", value), add_terms({}, itself, size), last + 1, len(graph.nodes))
-            copied = add_terms({}, {v: 1.0 for terms in made.values() for v in terms}, graph.types[value].num_bytes / GB)
+            copied = add_terms(
+                {}, {v: 1.0 for terms in made.values() for v in terms}, graph.types[value].num_bytes / GB
+            )
             items.add(("returned copy", value), copied, storages.forward[root].born, len(graph.nodes))

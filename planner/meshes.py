@@ -17,6 +17,10 @@ def candidate_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
     ranks = cluster.num_ranks
     if ranks == 1:
         return (Mesh((), ()),)
-    inner = [n for n in range(cluster.ranks_per_node, 1, -1) if n < ranks and ranks % n == 0 and cluster.ranks_per_node % n == 0]
+    inner = [
+        n
+        for n in range(cluster.ranks_per_node, 1, -1)
+        if n < ranks and ranks % n == 0 and cluster.ranks_per_node % n == 0
+    ]
     pairs = [Mesh(("dp", "tp"), (ranks // n, n)) for n in inner]
     return (Mesh(("dp",), (ranks,)), *pairs[: MOST_MESHES - 1])

@@ -28,7 +28,7 @@ def find_needs(space: Space, storages: Storages) -> Needs:
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     wanted = set()
-    for name, life in reversed(storages.forward.items()):
+    for name, life in reversed(list(storages.forward.items())):
         children = [
             first[child] for child in life.children if _recomputable(storages.forward[child]) and first[child] < NEVER
         ]

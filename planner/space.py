@@ -3,8 +3,8 @@
 A *unit* is an operator with the operators that can only follow it (views, single-operand ops that accept whatever it
 makes); a parameter is a unit too, whose choices are its layouts at rest. A *choice* is one legal combination of
 layouts over all mesh axes: what the unit reads, what it makes, and the seconds of one rank. Equal layers share
-their units: everything is keyed by the name in the class's first layer, with a multiplicity. An *edge* says that a unit reads
-a value; where the layouts differ, the value is redistributed, which costs what `redistribution_seconds` says.
+their units: everything is keyed by the name in the class's first layer, with a multiplicity. An *edge* says that a
+unit reads a value; where the layouts differ the value is redistributed, which costs what `transfers` says.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from shardwright.ir import (
     Mesh,
     Node,
     Phase,
+    Placement,
     Replicate,
     Shard,
     TensorType,
@@ -170,7 +171,7 @@ class _Builder:
 
     def _at_rest(self, name: str) -> list[Layout]:
         shape = self.graph.types[name].shape
-        per_axis = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
+        per_axis: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
         found = [
             layout for layout in product(per_axis, repeat=len(self.mesh.sizes)) if divides(shape, layout, self.mesh)
         ]

@@ -93,6 +93,11 @@ def _check_state(optimizer: Optimizer, planned: str) -> None:
             f"expected an optimizer with at most {spec.num_state_tensors} state tensors a parameter, as planned for "
             f"{planned}, found {kind} with {found:g}; plan again with the optimizer you use (--optimizer)"
         )
+    if spec.is_fused and not all(group.get("fused") for group in sample.param_groups):
+        raise PlanError(
+            f"expected a fused optimizer, as planned for {planned}, found {kind} without fused=True, whose step takes "
+            f"more memory; add fused=True, or plan again with --optimizer {planned.removesuffix('-fused')}"
+        )
     if found < spec.num_state_tensors - _STATE_TOLERANCE:
         warnings.warn(
             f"the plan keeps memory for {planned} ({spec.num_state_tensors} state tensors a parameter), and {kind} "

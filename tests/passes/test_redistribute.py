@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+
 from shardwright.ir import (
     Arg,
     Graph,
@@ -13,6 +14,7 @@ from shardwright.ir import (
     Mesh,
     Node,
     Partial,
+    Placement,
     PlanError,
     Replicate,
     Shard,
@@ -27,7 +29,15 @@ from shardwright.runtime.lockstep import run_lockstep
 from shardwright.runtime.shards import shard, unshard
 
 SHAPE = (8, 12)
-SOURCES = (Replicate(), Shard(0), Shard(1), Strided(0, 2), Strided(0, 4), Strided(1, 3), Partial())
+SOURCES: tuple[Placement, ...] = (
+    Replicate(),
+    Shard(0),
+    Shard(1),
+    Strided(0, 2),
+    Strided(0, 4),
+    Strided(1, 3),
+    Partial(),
+)
 TARGETS = SOURCES[:-1]
 
 
@@ -65,9 +75,10 @@ def test_every_redistribution_gives_each_rank_its_part(mesh: Mesh) -> None:
             if not divides(SHAPE, source, mesh) or not divides(SHAPE, target, mesh):
                 continue
             found = _moved(whole, source, target, mesh)
-            assert torch.equal(unshard(found, target, mesh), whole), f"{format_layout(source)} to {format_layout(target)}"
+            what = f"{format_layout(source)} to {format_layout(target)}"
             expected = [shard(whole, target, mesh, rank) for rank in range(mesh.num_ranks)]
-            assert all(map(torch.equal, found, expected)), f"{format_layout(source)} to {format_layout(target)}"
+            assert torch.equal(unshard(found, target, mesh), whole), what
+            assert all(map(torch.equal, found, expected)), what
             num_tried += 1
     assert num_tried > 30
 

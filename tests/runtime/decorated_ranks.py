@@ -99,7 +99,7 @@ def _largest(pairs: list[list[float]]) -> float:
 
 
 def _held(parameter: Tensor) -> int:
-    return local(parameter).numel()
+    return int(local(parameter).numel())
 
 
 def before_and_after() -> dict[str, bool]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.runtime.interpret import differences, graph_step
 from tests.zoo.models import ZOO, Example
+from transformers import LlamaForCausalLM
 
 from shardwright.ir import Graph
 from shardwright.runtime import causal_attention
@@ -68,3 +69,24 @@ def test_bidirectional_attention_without_padding_has_no_mask() -> None:
 
 def test_soft_capped_attention_is_left_as_it_is() -> None:
     assert masks(capture(*ZOO["gemma2"]()).graph) == []
+
+
+class Mine(LlamaForCausalLM):
+    """A user's subclass, in a file that says nothing about attention."""
+
+
+def test_a_subclass_in_another_file_is_captured_as_its_base() -> None:
+    module, args, kwargs = ZOO["llama"]()
+    graph = capture(Mine(module.config), args, kwargs).graph  # type: ignore[arg-type]
+    assert masks(graph) == [False, False] and is_causal(graph) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "code", ["if config._attn_implementation == 'sdpa': ...", "allow_is_causal_skip=False", None], ids=str
+)
+def test_a_subclass_with_ways_of_its_own_keeps_the_mask(code: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None: its source cannot be read."""
+    module, args, kwargs = ZOO["llama"]()
+    read = causal_attention._source_of
+    monkeypatch.setattr(causal_attention, "_source_of", lambda name: code if name == __name__ else read(name))
+    assert masks(capture(Mine(module.config), args, kwargs).graph) == [True, True]  # type: ignore[arg-type]

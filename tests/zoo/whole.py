@@ -50,7 +50,10 @@ def subject(example: Example, rtol: float = 1e-4) -> Subject:
 
 
 def _given(captured: Captured, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    state = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    state = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
     held = {**state, **captured.tensors, **batch}
     loss = captured.graph.types[captured.graph.loss]
     return {
@@ -101,9 +104,7 @@ def _original(name: str) -> str:
     return name.removesuffix(AGAIN)
 
 
-def _difference(
-    subject: Subject, name: str, parts: list[Tensor], layout: Layout, decisions: Decisions
-) -> str:
+def _difference(subject: Subject, name: str, parts: list[Tensor], layout: Layout, decisions: Decisions) -> str:
     whole, expected = unshard(parts, layout, decisions.mesh), subject.values[_original(name)]
     if whole.shape != expected.shape:
         return f"{name}: shape {tuple(whole.shape)}, expected {tuple(expected.shape)}"

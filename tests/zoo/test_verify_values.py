@@ -1,0 +1,55 @@
+"""Every value of the rank graph is the whole graph's value: all ranks in lockstep, all models, solved and drawn plans."""
+
+import pytest
+from tests.zoo.drawn import drawn_decisions
+from tests.zoo.models import MORE, ZOO
+from tests.zoo.planned import BUDGETS, EXACT, PlannedZoo
+from tests.zoo.solved import MESHES
+from tests.zoo.whole import differences
+
+from shardwright.ir import Fate, Mesh
+
+FOUR = Mesh(("dp",), (4,))
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("num_ranks", MESHES)
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_solved_plan_computes_every_value_of_the_model(
+    zoo: PlannedZoo, name: str, num_ranks: int, budget: str
+) -> None:
+    plan = zoo.plan(name, num_ranks, budget)
+    assert plan.prediction.device_bytes <= plan.budget.device_bytes
+    assert not differences(zoo.subject(name), plan.decisions)
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("mesh", [*MESHES.values(), FOUR], ids=str)
+def test_a_plan_drawn_at_random_computes_every_value_of_the_model(zoo: PlannedZoo, name: str, mesh: Mesh) -> None:
+    subject = zoo.subject(name)
+    decisions = drawn_decisions(subject.graph, mesh, zoo.rules, seed=len(name), offload=True)
+    assert not differences(subject, decisions)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_models_of_the_same_kinds_compute_the_same_under_drawn_plans(zoo: PlannedZoo, name: str) -> None:
+    subject = zoo.subject(name)
+    decisions = drawn_decisions(subject.graph, MESHES[4], zoo.rules, seed=1)
+    assert not differences(subject, decisions)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_in_float64_only_roundings_differ(zoo: PlannedZoo, name: str, num_ranks: int) -> None:
+    """What float32 could hide: an epsilon, a mean over another count."""
+    subject = zoo.subject(f"{name}.f64")
+    for budget in BUDGETS:
+        assert not differences(subject, zoo.plan(f"{name}.f64", num_ranks, budget).decisions)
+
+
+@pytest.mark.parametrize("name", ["llama", "resnet", "decoder"])
+def test_the_plans_tested_here_split_and_recompute(zoo: PlannedZoo, name: str) -> None:
+    """Else the tests above would prove little."""
+    split = zoo.plan(name, 4, "loose").decisions
+    assert len(set(split.layouts.values())) >= 5
+    assert set(zoo.plan(name, 1, "tight").decisions.fates.values()) == {Fate.RECOMPUTE}
