@@ -93,7 +93,7 @@ def check_plan(plan: Plan, graph: Graph) -> Plan:
     Raises PlanError when a line is not legal or the plan no longer fits its budget.
     """
     from shardwright.planner.candidates import judge
-    from shardwright.planner.formulate import Machine
+    from shardwright.planner.formulation import Machine
     from shardwright.planner.legal import require_legal
     from shardwright.planner.problem import prediction
     from shardwright.runtime.rules import DTensorRules

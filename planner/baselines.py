@@ -11,7 +11,7 @@ from shardwright.ir import InputKind, Layout, Node, Replicate
 from shardwright.ir.ops import aliased_operand
 from shardwright.passes.work import work_of
 from shardwright.planner.fates import FateChoice, State
-from shardwright.planner.formulate import Formulation
+from shardwright.planner.formulation import Formulation
 from shardwright.planner.space import AT_REST, Choice, Unit
 
 __all__ = ["BASELINES", "UNAVAILABLE", "Recipe", "restrict"]

@@ -9,7 +9,7 @@ from shardwright.passes.lower import lower
 from shardwright.passes.pipeline import scheduled
 from shardwright.passes.prefetch import block_gather_bytes
 from shardwright.passes.replay import Replay, replay
-from shardwright.planner.formulate import Machine
+from shardwright.planner.formulation import Machine
 
 __all__ = ["Candidate", "best", "evaluate", "judge", "refitted"]
 

@@ -1,9 +1,10 @@
 """From a solution of the program to decisions about names: representatives are unfolded over their layers."""
 
 from collections.abc import Mapping, Sequence
+
 from shardwright.ir import Decisions, Fate, Gather, Layout, Tier
 from shardwright.planner.fates import FateChoice, State
-from shardwright.planner.formulate import Formulation
+from shardwright.planner.formulation import Formulation
 from shardwright.planner.space import Choice, Space
 
 __all__ = ["decode", "chosen"]

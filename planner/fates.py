@@ -1,4 +1,4 @@
-"""Fates as numbers of layers: of the L copies of a storage in a class, how many are kept, recomputed, offloaded, dropped.
+"""Fates as numbers of layers: of the L copies of a storage, how many are kept, recomputed, offloaded or dropped.
 
 Equations, per storage v with L copies and its classes c of equal (local bytes, seconds to make it):
   sum_k n[v, k] = L,  n integer                                    (`_counts`)

@@ -8,68 +8,32 @@ Objective (ms), added by:
   recomputed operators and their redistributions                      `_recompute`
   copies to and from host beyond what compute hides                   `_copies`
   the optimizer step, on the device or on the host                    `_states`
-Rows: flows and one-hot choices (`flows`), fates (`fates`), memory per position (`_memory`), host capacity (`_copies`).
+Rows: flows and one-hot choices (`flows`), fates (`fates`), memory per position (`memory_items`), host capacity
+(`_copies`).
 Figures of this objective are for choosing; what a plan predicts comes from replay.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardwright.ir import Cluster, InputKind, Layout, Phase, TensorType, local_shape
-from shardwright.ir.ops import is_view
-from shardwright.passes.optimizers import OptimizerSpec
-from shardwright.passes.prices import Prices
+from shardwright.ir import InputKind, Phase, TensorType
 from shardwright.planner.fates import GB, FateChoice, FateOptions, State, build_fates
-from shardwright.planner.flows import Flows, Terms, Version, add_terms, build_flows, is_parameter
+from shardwright.planner.flows import Terms, Version, add_terms, build_flows, is_parameter
+from shardwright.planner.formulation import Formulation, Machine
 from shardwright.planner.linear import LinearModel
-from shardwright.planner.memory_rows import Items
+from shardwright.planner.memory_items import add_memory_rows
 from shardwright.planner.needs import Needs, find_needs
 from shardwright.planner.space import AT_REST, Space, Unit
-from shardwright.planner.storages import Storages, find_storages
+from shardwright.planner.storages import find_storages
 from shardwright.planner.transfers import Transfers
 
-__all__ = ["Formulation", "Machine", "formulate"]
+__all__ = ["formulate"]
 
 MS = 1e3
 HIDDEN_WEIGHT = 1e-3
 """What hidden traffic costs, so that no byte moves for nothing."""
 PEAK_WEIGHT = 1e-5
 """ms per GB: of equal plans the smaller."""
-GATHERS_IN_FLIGHT = 2
-"""A layer's gathered parameters and those prefetched for the next."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the formulation asks about the world."""
-
-    cluster: Cluster
-    prices: Prices
-    optimizer: OptimizerSpec
-    host_bytes: int
-    """Budget of the host tier of one rank; 0: none."""
-
-
-@dataclass
-class Formulation:
-    """The program and the meaning of its variables."""
-
-    space: Space
-    machine: Machine
-    model: LinearModel
-    flows: Flows
-    storages: Storages
-    fates: dict[str, FateChoice]
-    peak: int
-    """Variable: bytes of the fullest position, in `unit_bytes`."""
-    unit_bytes: float
-    """Of memory rows and of `peak`: the solver's tolerances are absolute, and small models must not vanish in them."""
-    host: dict[str, int] = field(default_factory=dict)
-    """Parameter to the integer variable: layers whose optimizer state lives on the host."""
-    kept_gathers: dict[str, int] = field(default_factory=dict)
-    """Parameter to the integer variable: layers whose gathered copy is kept for backward."""
-    kept_shares: dict[tuple[str, Layout, Layout], int] = field(default_factory=dict)
 
 
 def formulate(space: Space, machine: Machine, options: FateOptions) -> Formulation:
@@ -92,7 +56,6 @@ class _Writer:
     needs: Needs
     region_compute: dict[tuple[Phase, int], Terms] = field(default_factory=dict)
     region_traffic: dict[tuple[Phase, int], Terms] = field(default_factory=dict)
-    local_types: dict[tuple[str, Layout], TensorType] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.space, self.model = self.result.space, self.result.model
@@ -109,16 +72,9 @@ class _Writer:
         self._windows()
         static = self._states()
         self._copies()
-        self._memory(static)
+        add_memory_rows(self.result, self.needs, static)
         for variable, coefficient in self.cost.items():
             self.model.cost[variable] += coefficient * MS
-
-    def _local(self, value: str, layout: Layout) -> TensorType:
-        if (value, layout) not in self.local_types:
-            whole = self.space.graph.types[value]
-            local = TensorType(whole.dtype, local_shape(whole.shape, layout, self.space.mesh))
-            self.local_types[value, layout] = local
-        return self.local_types[value, layout]
 
     def _compute(self) -> None:
         for unit in self.space.units:
@@ -242,7 +198,7 @@ class _Writer:
             for variable, (layout,) in zip(
                 self.flows.choices[unit.index], (c.layouts for c in unit.choices), strict=True
             ):
-                local = self._local(name, layout)
+                local = self.result.local(name, layout)
                 add_terms(static, {variable: local.num_bytes * copies / GB})
                 if unit.kind is InputKind.PARAM:
                     self._state(unit, variable, local, static)
@@ -296,157 +252,3 @@ class _Writer:
             self.model.row(row, 0.0)
             self.cost[stall] = 1.0 / MS
             add_terms(self.cost, seconds, HIDDEN_WEIGHT)
-
-    def _memory(self, static: Terms) -> None:
-        items = Items()
-        self._storage_items(items)
-        self._version_items(items)
-        self._gradient_items(items)
-        self._returned_items(items)
-        base, units = self.model.variable(math.inf), GB / self.result.unit_bytes
-        self.model.row(add_terms({base: -1.0}, static, units), 0.0, 0.0)
-        for row in items.rows(self._positions()):
-            self.model.row(add_terms({base: 1.0, self.result.peak: -1.0}, row, units), upper=0.0)
-        self.model.row({base: 1.0, self.result.peak: -1.0}, upper=0.0)
-
-    def _positions(self) -> list[int]:
-        """Nodes outside classes, nodes of a class's first and last layer, and the optimizer step."""
-        fold, nodes = self.space.fold, self.space.graph.nodes
-        ends: dict[int, set[int]] = {}
-        for name, group in fold.groups.items():
-            ends.setdefault(group, set()).add(fold.layers[name])
-        edges = {group: {min(layers), max(layers)} for group, layers in ends.items()}
-        chosen = [i for i, n in enumerate(nodes) if fold.layer(n.name) in edges.get(fold.group(n.name), {-1})]
-        return [*chosen, len(nodes)]
-
-    def _bytes_made(self, value: str) -> Terms:
-        terms: Terms = {}
-        for layout, indicator in self.flows.made(value).items():
-            add_terms(terms, indicator, self._local(value, layout).num_bytes / GB)
-        return terms
-
-    def _storage_items(self, items: Items) -> None:
-        whole = {key: self._bytes_made(key) for key in self._storage_keys()}
-        storages = self.result.storages
-        for name, life in storages.forward.items():
-            key = self.space.fold.key(name)
-            items.add(("whole", key), whole[key], life.born, life.forward_last)
-            end = self.needs.last[name]
-            if end < 0:
-                continue
-            fate = self.fates.get(key)
-            if fate is None:
-                items.add(("whole", key), whole[key], life.forward_last + 1, end)
-                continue
-            items.add(("kept", key), fate.bytes_terms(State.KEEP), life.forward_last + 1, end)
-            again = fate.bytes_terms(State.RECOMPUTE, State.OFFLOAD)
-            items.add(("again", key), again, self.needs.first[name], end)
-        for name, life in storages.backward.items():
-            key = self.space.fold.key(name)
-            items.add(("whole", key), whole[key], life.born, max(life.backward_uses))
-
-    def _storage_keys(self) -> list[str]:
-        storages, fold = self.result.storages, self.space.fold
-        return [name for lives in (storages.forward, storages.backward) for name in lives if fold.key(name) == name]
-
-    def _version_items(self, items: Items) -> None:
-        """Redistributed copies are alive from the first to the last reader of a phase, views of them included."""
-        fold, graph = self.space.fold, self.space.graph
-        groups = self._groups_by_edge()
-        spans: dict[tuple[int, str], tuple[int, int]] = {}
-        for position, node in enumerate(graph.nodes):
-            unit = self.space.unit_of[fold.key(node.name)]
-            if fold.key(node.name) != self.space.units[unit].nodes[0].name:
-                continue
-            ends = self._reader_spans(node.name, position)
-            for operand in node.operands:
-                cross = fold.layer(operand) != fold.layer(node.name)
-                for phase, (start, end) in ends.items():
-                    for group in groups.get((fold.key(operand), phase, unit, cross), ()):
-                        old = spans.get((group, operand), (start, end))
-                        spans[group, operand] = (min(old[0], start), max(old[1], end))
-        sizes, kept, phases = self._group_bytes()
-        forward_end = self.result.storages.num_forward
-        for (group, _), (start, end) in spans.items():
-            items.add(("version", group), sizes[group], start, end)
-            ahead = phases[group] is Phase.FORWARD
-            waiting = (end + 1, forward_end) if ahead else (forward_end + 1, start - 1)
-            items.add(("gathered", group), kept.get(group, {}), *waiting)
-
-    def _groups_by_edge(self) -> Mapping[tuple[str, Phase, int, bool], set[int]]:
-        found: dict[tuple[str, Phase, int, bool], set[int]] = {}
-        for version in self.flows.versions:
-            for edge in version.readers:
-                if edge.slot != AT_REST:
-                    found.setdefault((version.value, version.phase, edge.consumer, edge.cross), set()).add(
-                        version.group
-                    )
-        return found
-
-    def _group_bytes(self) -> tuple[dict[int, Terms], dict[int, Terms], dict[int, Phase]]:
-        """Per group of versions: GB of its copies, GB of those kept for backward, and its phase."""
-        sizes: dict[int, Terms] = {}
-        kept: dict[int, Terms] = {}
-        phases: dict[int, Phase] = {}
-        for version in self.flows.versions:
-            size = self._local(version.value, version.target).num_bytes / GB
-            share = self.result.kept_shares.get((version.value, version.source, version.target))
-            if share is not None:
-                add_terms(kept.setdefault(version.group, {}), {share: size})
-            if is_parameter(self.flows, version.value) and self.space.fold.group(version.value) >= 0:
-                size *= GATHERS_IN_FLIGHT
-            add_terms(sizes.setdefault(version.group, {}), version.terms, size)
-            phases[version.group] = version.phase
-        return sizes, kept, phases
-
-    def _reader_spans(self, name: str, position: int) -> dict[Phase, tuple[int, int]]:
-        """Per phase, from when to when what this node reads is needed: longer where the node makes a view."""
-        graph = self.space.graph
-        node = graph.nodes[position]
-        found = {node.phase: (position, position)}
-        if not is_view(node.op):
-            return found
-        uses = [i for view in self._views(name) for i in graph.users.get(view, ())]
-        for phase in Phase:
-            positions = [i for i in uses if graph.nodes[i].phase is phase]
-            if positions:
-                start = position if phase is node.phase else min(positions)
-                found[phase] = (start, max(positions))
-        return found
-
-    def _views(self, name: str) -> list[str]:
-        graph = self.space.graph
-        views = list(graph.producers[name].results)
-        for view in views:
-            for user in graph.users.get(view, ()):
-                node = graph.nodes[user]
-                if is_view(node.op) and node.operands[0] == view:
-                    views.extend(node.results)
-        return views
-
-    def _gradient_items(self, items: Items) -> None:
-        """A gradient at rest lives from when it is made until the optimizer has used it."""
-        graph, fold, storages = self.space.graph, self.space.fold, self.result.storages
-        positions = {result: i for i, node in enumerate(graph.nodes) for result in node.results}
-        for param, gradient in graph.gradients.items():
-            born = positions[gradient]
-            last = max((positions[gradient], *graph.users.get(gradient, ())))
-            start = last + 1 if storages.roots[gradient] in storages.backward else born
-            items.add(("gradient", fold.key(param)), self._bytes_made(fold.key(param)), start, len(graph.nodes))
-
-    def _returned_items(self, items: Items) -> None:
-        """The caller holds the loss and the outputs, whole, until the step ends."""
-        graph, storages = self.space.graph, self.result.storages
-        held = ((graph.loss,) if graph.loss else ()) + tuple(graph.outputs.values())
-        for value in dict.fromkeys(name for name in held if storages.roots.get(name) in storages.forward):
-            root = storages.roots[value]
-            key = self.space.fold.key(value)
-            made = self.flows.made(key)
-            itself = made.pop(self.space.targets[key], {})
-            last = max(storages.forward[root].forward_last, self.needs.last[root])
-            size = graph.types[root].num_bytes / GB
-            items.add(("returned", value), add_terms({}, itself, size), last + 1, len(graph.nodes))
-            copied = add_terms(
-                {}, {v: 1.0 for terms in made.values() for v in terms}, graph.types[value].num_bytes / GB
-            )
-            items.add(("returned copy", value), copied, storages.forward[root].born, len(graph.nodes))

@@ -2,7 +2,7 @@
 
 from shardwright.ir import Budget, Graph, InfeasibleError, InputKind, format_size
 from shardwright.planner.candidates import Candidate
-from shardwright.planner.formulate import Machine
+from shardwright.planner.formulation import Machine
 
 __all__ = ["infeasible", "smallest_budget"]
 
@@ -48,12 +48,14 @@ def _ways_out(smallest: Candidate, graph: Graph, budget: Budget, machine: Machin
         ways.append(f"let {format_size(states // ranks)} or more of host memory hold optimizer state: --host SIZE")
     else:
         ways.append(
-            f"raise --host above {format_size(budget.host_bytes)}: optimizer state takes {format_size(states // ranks)} a rank"
+            f"raise --host above {format_size(budget.host_bytes)}:"
+            f" optimizer state takes {format_size(states // ranks)} a rank"
         )
     moving = smallest.replay.peak_bytes - (2 * held + states) // ranks
     if moving > missing > 0:
         ways.append(f"plan a smaller batch: activations take about {format_size(moving)} of the peak")
     ways.append(
-        f"use more ranks than {ranks}: parameters, gradients and state take about {format_size((2 * held + states) // ranks)} a rank"
+        f"use more ranks than {ranks}: parameters, gradients and state take about"
+        f" {format_size((2 * held + states) // ranks)} a rank"
     )
     return ways

@@ -28,7 +28,7 @@ from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.baselines import UNAVAILABLE
 from shardwright.planner.candidates import Candidate
 from shardwright.planner.fold import fold_of
-from shardwright.planner.formulate import Machine
+from shardwright.planner.formulation import Machine
 from shardwright.planner.meshes import candidate_meshes
 from shardwright.planner.progress import Progress, ProgressSink
 from shardwright.planner.search import Found, Request

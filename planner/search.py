@@ -17,7 +17,8 @@ from shardwright.planner.candidates import Candidate, best, evaluate, refitted
 from shardwright.planner.decode import decode
 from shardwright.planner.fates import FateOptions
 from shardwright.planner.fold import Fold
-from shardwright.planner.formulate import Formulation, Machine, formulate
+from shardwright.planner.formulate import formulate
+from shardwright.planner.formulation import Formulation, Machine
 from shardwright.planner.infeasible import infeasible
 from shardwright.planner.linear import LinearModel, Solution, Status, solve
 from shardwright.planner.progress import Progress, ProgressSink
@@ -242,7 +243,10 @@ class Search:
         choices = sum(len(unit.choices) for space in spaces for unit in space.units)
         pruned = sum(space.num_strategies for space in spaces) - choices
         classes = len(set(self.request.fold.groups.values()))
-        return f"{choices:,} choices over {len(spaces)} meshes, {classes} layer classes, {max(pruned, 0):,} uneven or equal ones left out"
+        return (
+            f"{choices:,} choices over {len(spaces)} meshes, outer axes by batch, {classes} layer classes,"
+            f" {max(pruned, 0):,} uneven or equal ones left out"
+        )
 
 
 def _objective(model: LinearModel, values: tuple[float, ...]) -> float:

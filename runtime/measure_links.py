@@ -37,7 +37,7 @@ class LinkSizes:
 BURST_BYTES: Final = 65_536
 """Up to this size several collectives in a row are timed as one: a single one drowns in the skew of the barrier."""
 BURST: Final = 10
-REPEATS: Final = 5
+REPEATS: Final = 10
 """Of a large one; small ones are cheap and vary more, so they are repeated more often."""
 ADAM_PARAMETERS: Final = 16
 TIME_LIMIT_SECONDS: Final = 120.0

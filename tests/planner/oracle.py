@@ -23,7 +23,7 @@ from shardwright.ir import (
     replicated,
 )
 from shardwright.ir.ops import aliased_operand, is_view
-from shardwright.planner.formulate import Machine
+from shardwright.planner.formulation import Machine
 
 __all__ = ["Judged", "judge_directly", "reachable_directly", "transfer_seconds"]
 

@@ -28,7 +28,7 @@ from shardwright.ir import (
 )
 from shardwright.passes.optimizers import OptimizerSpec, optimizer_spec
 from shardwright.passes.strategies import Strategy
-from shardwright.planner.formulate import Machine
+from shardwright.planner.formulation import Machine
 
 __all__ = ["ONE", "SIDE", "FixedPrices", "TableRules", "cluster", "graphs", "machine", "square_graph"]
 

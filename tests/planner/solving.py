@@ -11,7 +11,8 @@ from shardwright.ir import Graph, Mesh
 from shardwright.passes.strategies import Rules
 from shardwright.planner.fates import FateOptions
 from shardwright.planner.fold import Fold, fold_of
-from shardwright.planner.formulate import Formulation, Machine, formulate
+from shardwright.planner.formulate import formulate
+from shardwright.planner.formulation import Formulation, Machine
 from shardwright.planner.linear import Solution, solve
 from shardwright.planner.space import build_space
 from shardwright.runtime.capture import capture

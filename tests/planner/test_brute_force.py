@@ -14,7 +14,7 @@ from tests.planner.solving import formulated, solved
 from shardwright.ir import Decisions, Fate, Graph, InputKind, Layout, Mesh
 from shardwright.planner.decode import decode
 from shardwright.planner.fates import GB, FateOptions, State
-from shardwright.planner.formulate import Formulation, Machine
+from shardwright.planner.formulation import Formulation, Machine
 from shardwright.planner.linear import Solution, Status
 from shardwright.planner.space import Choice, Space
 

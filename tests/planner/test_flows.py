@@ -12,7 +12,7 @@ from shardwright.passes.analytical import AnalyticalPrices
 from shardwright.passes.lower import lower
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.decode import decode
-from shardwright.planner.formulate import Machine
+from shardwright.planner.formulation import Machine
 
 TWO = Mesh(("x",), (2,))
 

@@ -14,7 +14,8 @@ from shardwright.planner.candidates import Candidate, best, evaluate
 from shardwright.planner.decode import decode
 from shardwright.planner.fates import FateOptions
 from shardwright.planner.fold import fold_of
-from shardwright.planner.formulate import Formulation, Machine, formulate
+from shardwright.planner.formulate import formulate
+from shardwright.planner.formulation import Formulation, Machine
 from shardwright.planner.linear import LinearModel, solve
 from shardwright.planner.space import build_space
 from shardwright.runtime.captured import Captured

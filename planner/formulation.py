@@ -1,0 +1,56 @@
+"""What the formulation is about and what it gives: the machine, the program, and the meaning of its variables."""
+
+from dataclasses import dataclass, field
+
+from shardwright.ir import Cluster, Layout, TensorType, local_shape
+from shardwright.passes.optimizers import OptimizerSpec
+from shardwright.passes.prices import Prices
+from shardwright.planner.fates import FateChoice
+from shardwright.planner.flows import Flows
+from shardwright.planner.linear import LinearModel
+from shardwright.planner.space import Space
+from shardwright.planner.storages import Storages
+
+__all__ = ["Formulation", "Machine"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the formulation asks about the world."""
+
+    cluster: Cluster
+    prices: Prices
+    optimizer: OptimizerSpec
+    host_bytes: int
+    """Budget of the host tier of one rank; 0: none."""
+
+
+@dataclass
+class Formulation:
+    """The program and the meaning of its variables."""
+
+    space: Space
+    machine: Machine
+    model: LinearModel
+    flows: Flows
+    storages: Storages
+    fates: dict[str, FateChoice]
+    peak: int
+    """Variable: bytes of the fullest position, in `unit_bytes`."""
+    unit_bytes: float
+    """Of memory rows and of `peak`: the solver's tolerances are absolute, and small models must not vanish in them."""
+    host: dict[str, int] = field(default_factory=dict)
+    """Parameter to the integer variable: layers whose optimizer state lives on the host."""
+    kept_gathers: dict[str, int] = field(default_factory=dict)
+    """Parameter to the integer variable: layers whose gathered copy is kept for backward."""
+    kept_shares: dict[tuple[str, Layout, Layout], int] = field(default_factory=dict)
+    """(parameter, at rest, gathered) to the share of layers that keep that copy."""
+    _local_types: dict[tuple[str, Layout], TensorType] = field(default_factory=dict, repr=False)
+
+    def local(self, value: str, layout: Layout) -> TensorType:
+        """What one rank holds of a value."""
+        if (value, layout) not in self._local_types:
+            whole = self.space.graph.types[value]
+            local = TensorType(whole.dtype, local_shape(whole.shape, layout, self.space.mesh))
+            self._local_types[value, layout] = local
+        return self._local_types[value, layout]
