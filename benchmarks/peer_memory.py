@@ -10,7 +10,7 @@ from shardwright.runtime.tracker import StepMemory
 __all__ = ["PeerMemory"]
 
 
-class PeerMemory(StepMemory):
+class PeerMemory(StepMemory):  # type: ignore[no-untyped-call]  # torch's __init_subclass__
     """Counts while it is entered; replaces `torch.UntypedStorage.resize_` meanwhile."""
 
     def __enter__(self) -> Self:
@@ -18,14 +18,14 @@ class PeerMemory(StepMemory):
 
         def resize(storage: torch.UntypedStorage, num_bytes: int) -> torch.UntypedStorage:
             self.forget_storage(storage)
-            result = self._resize(storage, num_bytes)
+            self._resize(storage, num_bytes)
             self.count_storage(storage)
-            return result
+            return storage
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(kind, error, at)
+        super().__exit__(kind, error, at)  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from peer_memory import PeerMemory
 from peer_models import MODELS, Batch
 from peer_sides import Side, make_peer, make_planned
 
-from shardwright.ir import Graph, Plan, ShardwrightError
+from shardwright.ir import ShardwrightError, StoredPlan
 
 __all__ = ["Case", "SideResult", "run_case"]
 
@@ -32,8 +32,8 @@ class Case:
     """One table of the output."""
 
     model: str
-    plans: tuple[tuple[str, Plan, Graph], ...]
-    """Sides by a plan: name, plan, graph."""
+    plans: dict[str, StoredPlan]
+    """Sides by a plan, by name."""
     peers: tuple[str, ...]
     rounds: int
     steady_memory: bool
@@ -59,7 +59,7 @@ def run_case(case: Case) -> tuple[SideResult, ...]:
         _keep_freed_memory()
     model = MODELS[case.model]
     batch = model.batch(torch.Generator().manual_seed(SEED))
-    sides = [make_planned(name, model, SEED, plan, graph, batch) for name, plan, graph in case.plans]
+    sides = [make_planned(name, model, SEED, plan, batch) for name, plan in case.plans.items()]
     sides += [make_peer(name, model, SEED) for name in case.peers]
     losses = [_warm_up(side, batch) for side in sides]
     _require_equal(dict(zip((side.name for side in sides), losses, strict=True)))

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from shardwright.ir import Graph, Plan
+from shardwright.ir import StoredPlan
 from shardwright.runtime.apply import apply
 from shardwright.runtime.tracker import held_tensors
 
@@ -49,7 +49,7 @@ class Side:
     def step(self, part: Batch) -> Tensor:
         """One step; gives the loss of what this rank was given."""
         loss = loss_of(self.module(**part))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if isinstance(self.module, DistributedDataParallel):
             self.buckets = [p.grad for p in self.module.parameters() if p.grad is not None]
         self.optimizer.step()
@@ -102,10 +102,10 @@ def make_peer(name: str, model: PeerModel, seed: int) -> Side:
     return Side(name, module, _adamw(module), takes_part=name != TP)
 
 
-def make_planned(name: str, model: PeerModel, seed: int, plan: Plan, graph: Graph, batch: Batch) -> Side:
+def make_planned(name: str, model: PeerModel, seed: int, plan: StoredPlan, batch: Batch) -> Side:
     """The same model under a plan; collective."""
     torch.manual_seed(seed)
-    module = apply(model.build().train(), (plan, graph), (), dict(batch))
+    module = apply(model.build().train(), plan, (), dict(batch))
     return Side(name, module, _adamw(module), takes_part=False)
 
 

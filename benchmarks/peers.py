@@ -24,8 +24,9 @@ from peer_models import MODELS
 from peer_runs import Case, SideResult, run_case
 from peer_sides import DDP, FSDP, FSDP_AC, PEERS, TP
 
-from shardwright.ir import Graph, Plan, format_size
+from shardwright.ir import Graph, StoredPlan, format_size
 from shardwright.planner.api import plan
+from shardwright.runtime.processor import num_cores
 from shardwright.runtime.rank_pool import RankPool
 
 PLANNED, TIGHT = "planned", "planned, tight"
@@ -33,6 +34,8 @@ BASELINE_OF: Final = {DDP: "ddp", FSDP: "fsdp", FSDP_AC: "fsdp+recompute", TP: "
 """Which of a plan's baselines predicts which peer."""
 LOOSE: Final = "4GiB"
 TIME_LIMIT_SECONDS: Final = 60.0 * 30
+BUSY: Final = 1.5
+"""Seconds over processor seconds from which on a run says that it was disturbed."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +52,18 @@ class Options:
 
 def prepare(model_name: str, num_ranks: int, options: Options) -> Case:
     """Plan; needs no ranks."""
-    plans = [(PLANNED, *_plan(model_name, num_ranks, LOOSE))]
+    plans = {PLANNED: _plan(model_name, num_ranks, LOOSE)}
     if options.tight:
-        plans.append((TIGHT, *_plan(model_name, num_ranks, whole_state_bytes(plans[0][2]))))
-    return Case(model_name, tuple(plans), options.peers, options.rounds, options.steady_memory)
+        plans[TIGHT] = _plan(model_name, num_ranks, whole_state_bytes(plans[PLANNED].graph))
+    return Case(model_name, plans, options.peers, options.rounds, options.steady_memory)
 
 
-def _plan(model_name: str, num_ranks: int, budget: str | int) -> tuple[Plan, Graph]:
+def _plan(model_name: str, num_ranks: int, budget: str | int) -> StoredPlan:
     model = MODELS[model_name]
     torch.manual_seed(0)
     batch = dict(model.batch(torch.Generator().manual_seed(0)))
     found = plan(model.build().train(), (), batch, cluster=f"cpu:{num_ranks}", budget=budget)
-    return found.plan, found.graph
+    return StoredPlan(found.plan, found.graph)
 
 
 def whole_state_bytes(graph: Graph) -> int:
@@ -75,20 +78,21 @@ def report(case: Case, num_ranks: int, results: Sequence[SideResult]) -> str:
     lines = [
         f"{case.model}, {num_ranks} ranks, {len(planned.wall_seconds)} rounds"
         + (", freed memory kept" if case.steady_memory else ""),
-        f"  {'side':15} {'step':>8} {'cpu':>8} {'planned/side':>13} {'cpu':>6} {'peak':>10} {'predicted':>20}",
+        f"  {'side':15} {'step':>8} {'cpu':>8} {'planned/side':>13} {'cpu':>6}"
+        f" {'peak':>10} {'predicted':>19} {'off':>6}",
     ]
     for result in results:
         wall, cpu = ratio(planned.wall_seconds, result.wall_seconds), ratio(planned.cpu_seconds, result.cpu_seconds)
         lines.append(
             f"  {result.name:15} {statistics.median(result.wall_seconds):7.3f}s"
             f" {statistics.median(result.cpu_seconds):7.3f}s {wall:13.3f} {cpu:6.3f}"
-            f" {format_size(max(result.peak_bytes)):>10} {_predicted(case, result.name):>20}"
+            f" {format_size(max(result.peak_bytes)):>10} {_predicted_text(case, result)}"
         )
     peers = [by_name[name] for name in case.peers]
     best = min(peers, key=lambda peer: statistics.median(peer.wall_seconds), default=None)
     if best:
         lines.append(f"  best peer: {best.name}; planned {ratio(planned.wall_seconds, best.wall_seconds):.3f} of it")
-    lines += _tight_lines(case, by_name)
+    lines += _tight_lines(case, by_name) + _busy_lines(planned, num_ranks)
     return "\n".join(lines)
 
 
@@ -97,22 +101,40 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
 
 
-def _predicted(case: Case, side: str) -> str:
-    plans = {name: found for name, found, _ in case.plans}
-    if side in plans:
-        prediction = plans[side].prediction
-        return f"{prediction.step_seconds:.3f}s {format_size(prediction.device_bytes)}"
-    baselines = {baseline.name: baseline for baseline in plans[PLANNED].baselines}
+def _predicted(case: Case, side: str) -> tuple[float, int] | None:
+    """Seconds and bytes by replay, of a plan or of the baseline that is like the peer."""
+    if side in case.plans:
+        prediction = case.plans[side].plan.prediction
+        return prediction.step_seconds, prediction.device_bytes
+    baselines = {baseline.name: baseline for baseline in case.plans[PLANNED].plan.baselines}
     found = baselines.get(BASELINE_OF[side])
     if found is None or found.step_seconds is None or found.device_bytes is None:
-        return "n/a"
-    return f"{found.step_seconds:.3f}s {format_size(found.device_bytes)}"
+        return None
+    return found.step_seconds, found.device_bytes
+
+
+def _predicted_text(case: Case, result: SideResult) -> str:
+    predicted = _predicted(case, result.name)
+    if predicted is None:
+        return f"{'n/a':>19}"
+    seconds, num_bytes = predicted
+    off = seconds / statistics.median(result.wall_seconds) - 1
+    return f"{seconds:8.3f}s {format_size(num_bytes):>9} {off:+6.0%}"
+
+
+def _busy_lines(planned: SideResult, num_ranks: int) -> list[str]:
+    """A warning where other programs had the cores."""
+    share = max(1.0, num_ranks / num_cores())
+    slowdown = statistics.median(planned.wall_seconds) / statistics.median(planned.cpu_seconds) / share
+    if slowdown < BUSY:
+        return []
+    return [f"  the machine was busy (wall {slowdown:.1f} times cpu): only the cpu columns mean something"]
 
 
 def _tight_lines(case: Case, results: dict[str, SideResult]) -> list[str]:
     if TIGHT not in results:
         return []
-    budget = next(found.budget.device_bytes for name, found, _ in case.plans if name == TIGHT)
+    budget = case.plans[TIGHT].plan.budget.device_bytes
     tight, lines = results[TIGHT], []
     for name in (FSDP, FSDP_AC):
         if name in results:

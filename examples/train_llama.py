@@ -1,6 +1,6 @@
 """Train a Llama of 10 million parameters on Python's own source: torchrun --nproc-per-node 2 examples/train_llama.py
 
-Or plan first:  shardwright plan examples/train_llama.py:build --cluster cpu:2 --budget 900MiB -o net.plan
+Or plan first:  shardwright plan examples/train_llama.py:build --cluster cpu:2 --budget 200MiB -o net.plan
 and run that:   torchrun --nproc-per-node 2 examples/train_llama.py --plan net.plan
 """
 
@@ -54,7 +54,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--plan", help="made elsewhere; without it the first forward plans")
     options.add_argument("--steps", type=int, default=40)
-    options.add_argument("--budget", default="340MiB", help="memory of one rank")
+    options.add_argument("--budget", default="200MiB", help="memory of one rank")
     args, plans = options.parse_args(), []
 
     @shardwright.parallelize(budget=args.budget, plan=args.plan, progress=print_progress(),

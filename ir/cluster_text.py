@@ -123,10 +123,15 @@ def _link_lines(name: str, link: Link) -> list[str]:
 def _cpu_cluster(num_ranks: int) -> Cluster:
     one = _read(_FOLDER / "cpu.toml")
     each = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_ranks
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # gloo's threads take as long as the collective; they hide on cores that no rank computes on.
+    link = replace(one.intra, overlap=min(1.0, max(0.0, cores / num_ranks - 1.0)))
     return replace(
         one,
         name=f"cpu:{num_ranks}",
         ranks_per_node=num_ranks,
+        intra=link,
+        inter=link,
         device=replace(one.device, memory_bytes=each),
         host=replace(one.host, memory_bytes=each),
     )

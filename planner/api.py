@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.ir import Budget, Cluster, Graph, Mesh, Plan, PlanError, StoredPlan, format_size, load_cluster
@@ -49,6 +50,7 @@ def plan(
     accumulate: int = 1,
     outputs: Collection[str] = (),
     mesh: Mesh | None = None,
+    rules: str | Path | None = None,
     time_limit: float = TIME_LIMIT_SECONDS,
     gap: float = GAP,
     target: str = "",
@@ -57,6 +59,7 @@ def plan(
     """Choose layouts, fates and tiers for one training step on a global batch of the shapes of `args`.
 
     `outputs` names what the training forward returns beside the loss (`.logits`); the rest is not even computed.
+    `rules` is a file of what the plan must respect (docs/plan-format.md).
     `budget` and `host` are bytes of one rank, or texts such as `900MiB`. The module may be on `meta`; it is only read.
     Raises CaptureError, RuleError, ClusterError, and InfeasibleError with the smallest budget that would do.
     """
@@ -78,6 +81,7 @@ def plan(
         accumulate=accumulate,
         outputs=outputs,
         mesh=mesh,
+        rules=rules,
         time_limit=time_limit,
         gap=gap,
         target=target,

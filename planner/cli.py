@@ -46,6 +46,9 @@ def plan(
         str | None, typer.Option(metavar="NAME", help="of the parameters: float32, bfloat16, float16, float64")
     ] = None,
     loss: Annotated[str | None, typer.Option(metavar="PATH", help="output that is differentiated: .loss, 0")] = None,
+    rules: Annotated[
+        Path | None, typer.Option(metavar="F", exists=True, dir_okay=False, help="what the plan must respect")
+    ] = None,
     mesh: Annotated[str | None, typer.Option(metavar="AXES", help="fix the mesh: dp=2,tp=4")] = None,
     batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="global sequences a step; for hf:")] = None,
     seq: Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens a sequence; for hf:")] = None,
@@ -88,6 +91,7 @@ def plan(
             seed=seed,
             accumulate=accumulate,
             mesh=fixed_mesh,
+            rules=rules,
             time_limit=time_limit,
             gap=gap,
             target=target,

@@ -76,6 +76,8 @@ class LinearModel:
 
 def solve(model: LinearModel, *, time_limit_seconds: float, relative_gap: float) -> Solution:
     """Solve with one thread and a fixed seed: equal models have equal solutions unless the clock cuts in."""
+    if any(lower > upper for lower, upper in zip(model.lower, model.upper, strict=True)):
+        return Solution(Status.INFEASIBLE, math.inf, math.inf, ())  # MathOpt takes crossed bounds for a mistake
     parameters = mathopt.SolveParameters(
         time_limit=timedelta(seconds=time_limit_seconds),
         relative_gap_tolerance=relative_gap,

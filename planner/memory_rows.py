@@ -1,7 +1,7 @@
 """Memory as rows: what is alive at each position, as counts of items whose bytes are linear in the variables.
 
-An item is one storage of one kind (whole, kept, made again, redistributed, gradient); equal layers share items, so a
-row says how many copies are alive. Within a class of layers the rows of its first and last layer bound all others, since
+An item is one storage of one kind (whole, kept, made again, redistributed, gradient); equal layers share items, so
+a row says how many copies are alive. Within a class of layers the rows of first and last layer bound all others, since
 counts are linear in the layer. Rows that another row covers in every item are dropped.
 """
 

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 from torch import nn
 
@@ -15,15 +16,20 @@ from shardwright.ir import (
     Budget,
     Certificate,
     Cluster,
+    Graph,
     Identity,
     Mesh,
     Plan,
     PlanError,
     Prediction,
+    UserRules,
+    check_rules,
     load_cluster,
+    parse_rules,
     parse_size,
     verify_graph,
 )
+from shardwright.ir.files import read_text
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.baselines import UNAVAILABLE
 from shardwright.planner.candidates import Candidate
@@ -32,6 +38,7 @@ from shardwright.planner.formulation import Machine
 from shardwright.planner.meshes import candidate_meshes
 from shardwright.planner.progress import Progress, ProgressSink
 from shardwright.planner.search import Found, Request
+from shardwright.planner.user_rules import allowed_meshes
 from shardwright.runtime.capture import capture
 from shardwright.runtime.captured import Captured
 from shardwright.runtime.device_prices import ERROR_FRACTION, prices_for
@@ -82,6 +89,7 @@ def pose(
     accumulate: int,
     outputs: Collection[str],
     mesh: Mesh | None,
+    rules: str | Path | None,
     time_limit: float,
     gap: float,
     target: str,
@@ -95,6 +103,7 @@ def pose(
     progress(Progress("capture"))
     captured = capture(module, args, kwargs, loss=loss, loss_fn=loss_fn).keeping(outputs)
     verify_graph(captured.graph)
+    wanted = _user_rules(rules, captured.graph)
     prices = prices_for(machines, lambda text: progress(Progress(text)))
     request = Request(
         graph=captured.graph,
@@ -102,13 +111,23 @@ def pose(
         rules=DTensorRules(),
         machine=Machine(machines, prices, optimizer_spec(optimizer), limits.host_bytes),
         budget=limits,
-        meshes=candidate_meshes(machines) if mesh is None else (_checked(mesh, machines),),
+        meshes=allowed_meshes(candidate_meshes(machines) if mesh is None else (_checked(mesh, machines),), wanted),
         time_limit_seconds=time_limit,
         gap=gap,
         progress=progress,
+        user_rules=wanted,
     )
     identity = identify(captured, optimizer=optimizer, seed=seed, accumulate=accumulate)
     return Problem(captured, request, identity, target or f"{type(module).__module__}.{type(module).__qualname__}")
+
+
+def _user_rules(path: str | Path | None, graph: Graph) -> UserRules:
+    """Raises TextError, and PlanError for a rule about nothing that is there."""
+    if path is None:
+        return UserRules()
+    rules = parse_rules(read_text(Path(path), "a rules"), str(path))
+    check_rules(rules, graph)
+    return rules
 
 
 def size_of(size: str | int, zero: bool = False) -> int:

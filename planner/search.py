@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir import Budget, Decisions, Graph, InfeasibleError, Mesh, Phase
+from shardwright.ir import Budget, Decisions, Graph, InfeasibleError, Mesh, Phase, UserRules
 from shardwright.ir.ops import aliased_operand
 from shardwright.passes.strategies import Rules
 from shardwright.planner.baselines import BASELINES, Recipe, restrict
@@ -23,6 +23,7 @@ from shardwright.planner.infeasible import infeasible
 from shardwright.planner.linear import LinearModel, Solution, Status, solve
 from shardwright.planner.progress import Progress, ProgressSink
 from shardwright.planner.space import build_space
+from shardwright.planner.user_rules import obey
 
 __all__ = ["Found", "Request", "Search", "search"]
 
@@ -53,6 +54,7 @@ class Request:
     time_limit_seconds: float
     gap: float
     progress: ProgressSink
+    user_rules: UserRules = UserRules()
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ class Search:
             smallest_offload_bytes=request.machine.cluster.host.smallest_offload_bytes,
             smallest_bytes=_saved_bytes(request.graph) // mesh.num_ranks // COUNTED,
         )
-        return formulate(space, request.machine, options)
+        formulation = formulate(space, request.machine, options)
+        obey(formulation, request.user_rules)
+        return formulation
 
     def _say(self, stage: str) -> None:
         fitting = [c.replay.step_seconds for c in self.pool if c.fits]

@@ -6,6 +6,7 @@ plan of all that fit it. So the curve is monotone: under a tighter budget time n
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.ir import Budget, Cluster, Mesh
@@ -36,6 +37,7 @@ def sweep(
     seed: int = 0,
     outputs: Collection[str] = (),
     mesh: Mesh | None = None,
+    rules: str | Path | None = None,
     time_limit: float = TIME_LIMIT_SECONDS,
     gap: float = GAP,
     target: str = "",
@@ -63,6 +65,7 @@ def sweep(
         accumulate=1,
         outputs=outputs,
         mesh=mesh,
+        rules=rules,
         time_limit=time_limit,
         gap=gap,
         target=target,

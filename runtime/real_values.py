@@ -1,4 +1,7 @@
-"""A target with real values: what is on `meta` is filled, so that it can be run."""
+"""A target with values that tell: what is on `meta` is filled, and constant parameters are varied.
+
+Norm weights start as ones and biases as zeros. A rank that mixes up parts of those would compute the same.
+"""
 
 from collections.abc import Mapping
 
@@ -13,9 +16,15 @@ from shardwright.runtime.trees import map_leaves
 
 __all__ = ["real_example"]
 
+NOISE = 0.1
+"""Standard deviation of what is added to a constant parameter."""
+
 
 def real_example(target: Target, seed: int) -> tuple[nn.Module, tuple[object, ...], Mapping[str, object]]:
-    """Module, args and kwargs on the CPU, the same values for the same seed. Modules and batches with values are kept."""
+    """Module, args and kwargs on the CPU, the same values for the same seed.
+
+    Batches with values are kept, and so are parameters whose elements differ.
+    """
     torch.manual_seed(seed)
     module = target.module
     if is_on_meta(module):
@@ -23,6 +32,7 @@ def real_example(target: Target, seed: int) -> tuple[nn.Module, tuple[object, ..
     keep_own_forward(module)
     largest = _smallest_table(module)
     generator = torch.Generator().manual_seed(seed)
+    _vary(module, generator)
 
     def real(path: object, leaf: object) -> object:
         if not isinstance(leaf, Tensor) or leaf.device.type != "meta":
@@ -48,6 +58,13 @@ def _filled(module: nn.Module) -> nn.Module:
         )
     dtype = next(module.parameters()).dtype
     return build(config).to(dtype)
+
+
+@torch.no_grad()
+def _vary(module: nn.Module, generator: torch.Generator) -> None:
+    for parameter in module.parameters():
+        if parameter.numel() > 1 and parameter.is_floating_point() and bool((parameter == parameter.flatten()[0]).all()):
+            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype), alpha=NOISE)
 
 
 def _smallest_table(module: nn.Module) -> int:

@@ -1,7 +1,7 @@
 """Does the planned program compute what the model computes? Starts gloo ranks, runs steps, compares with plain PyTorch.
 
-What equal means (also in docs/numerics.md): reduction orders differ, and some gradients are zero in exact arithmetic, so
-a gradient of n elements passes if norm(difference) <= rtol norm(g) + rtol sqrt(n) rms(all gradients of the model).
+What equal means (also in docs/numerics.md): reduction orders differ, and some gradients are zero in exact arithmetic,
+so a gradient of n elements passes if norm(difference) <= rtol norm(g) + rtol sqrt(n) rms(all gradients of the model).
 Parameters after the optimizer are compared with the plain optimizer fed the same gathered gradients; then the losses of
 two more steps. Plans that recompute or offload must be bitwise equal to the same program with everything kept.
 """

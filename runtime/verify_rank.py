@@ -77,10 +77,9 @@ class _Checker:
     def __init__(self, job: Job) -> None:
         plan = job.plan
         dtype: torch.dtype = getattr(torch, plan.identity.dtype)
-        first = plan.identity.inputs[0].type.shape if plan.identity.inputs else ()
-        sizes = (first[0], first[1]) if job.target.startswith("hf:") else (None, None)
+        batch, seq = plan.identity.inputs[0].type.shape[:2] if job.target.startswith("hf:") else (None, None)
         torch.manual_seed(plan.identity.seed)
-        target = load_target(job.target, *sizes, dtype)
+        target = load_target(job.target, batch, seq, dtype)
         self.plan, self.tolerance = plan, tolerance(dtype)
         self.module, self.args, self.kwargs = real_example(target, plan.identity.seed)
         self.plain = copy.deepcopy(self.module)
@@ -92,13 +91,15 @@ class _Checker:
         if session is None:
             raise RuntimeError("a module that was planned a moment ago has no session")
         self.session = session
+        self._expected: tuple[Tensor, dict[str, Tensor]] | None = None
+        """Of the plain step that every fault is compared with."""
 
     def check(self) -> Comparison:
         loss, gradients = self._planned()
-        local = self._local_gradients()
+        local, buffers = self._local_gradients(), _buffers(self.module)
         expected_loss, expected = self._plain(self.plain)
         comparison = self._compare(loss, gradients, expected_loss, expected)
-        failures = list(comparison.failures)
+        failures = [*comparison.failures, *self._differing_buffers(buffers)]
         bitwise = self._bitwise(local)
         if bitwise is False:
             failures.append("gradients differ bitwise from the program with everything kept")
@@ -108,28 +109,31 @@ class _Checker:
     def check_fault(self, fault: Fault) -> Comparison:
         self.session.installed = replace(self.session.installed, program=self._program(fault=fault))
         loss, gradients = self._planned()
-        expected_loss, expected = self._plain(self.plain)
-        return self._compare(loss, gradients, expected_loss, expected)
+        if self._expected is None:
+            self._expected = self._plain(self.plain)
+        return self._compare(loss, gradients, *self._expected)
 
     def _planned(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and whole gradients of a planned step. Collective."""
         self.module.zero_grad()
         loss = _loss(self.module(*self.args, **self.kwargs), self.captured.loss)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         found = {name: p.grad for name, p in self.module.named_parameters()}
         return loss.detach(), {name: whole(grad).detach() for name, grad in found.items() if grad is not None}
 
     def _local_gradients(self) -> dict[str, Tensor]:
         installed = self.session.installed
         grads = {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
-        return {name: getattr(grad, "_local_tensor", grad).clone() for name, grad in grads.items() if name in installed.trainable}
+        held = {name: grad for name, grad in grads.items() if name in installed.trainable}
+        return {name: getattr(grad, "_local_tensor", grad).clone() for name, grad in held.items()}
 
     def _plain(self, model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
         model.zero_grad()
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        buffers = _buffers(model)
         args, kwargs = (self.args, self.kwargs) if model is not self.exact else _doubled(self.args, self.kwargs)
         loss = _loss(model(*args, **kwargs), self.captured.loss)
         loss.backward()  # type: ignore[no-untyped-call]
+        self._plain_buffers = _buffers(model)
         with torch.no_grad():  # several comparisons start from the same statistics
             for name, buffer in model.named_buffers():
                 buffer.copy_(buffers[name])
@@ -191,18 +195,31 @@ class _Checker:
         self.session.installed = planned
         return all(torch.equal(local[name], other[name]) for name in local)
 
+    def _differing_buffers(self, found: Mapping[str, Tensor]) -> list[str]:
+        """Running statistics, as one step leaves them."""
+        rtol = max(PARAMETER_TOLERANCE, self.tolerance.rtol)
+        failures = []
+        for name, buffer in self._plain_buffers.items():
+            tells = buffer.isfinite()
+            ours, plain = found[name][tells].double(), buffer[tells].double()
+            if not (ours - plain).norm() <= rtol * (plain.norm() + plain.numel() ** 0.5):
+                failures.append(f"buffer {name}: relative difference {relative(ours, plain):.2e}")
+        return failures
+
     def _program(self, graph: Graph | None = None, fault: Fault | None = None) -> Program:
         installed = self.session.installed
         home = installed.home
         groups = group_names(home.devices) if home.devices is not None else {}
         copies = copies_on(home.device, HostPool(self.plan.budget.host_bytes, pinned=home.device.type == "cuda"))
-        return emit(graph or installed.rank_graph, home.mesh, home.rank, groups, home.device, copies=copies, fault=fault)
+        program = graph or installed.rank_graph
+        return emit(program, home.mesh, home.rank, groups, home.device, copies=copies, fault=fault)
 
     def _later_steps(self, gradients: dict[str, Tensor]) -> list[str]:
         """The optimizer on the same gradients gives the same parameters; then the losses of two more steps agree."""
         spec = optimizer_spec(self.plan.identity.optimizer)
-        kind, options = getattr(torch.optim, spec.torch_name), {**dict(spec.options), "lr": LEARNING_RATE}
-        ours = optimizer(self.module, kind, **options)
+        kind = getattr(torch.optim, spec.torch_name)
+        options: dict[str, object] = {**dict(spec.options), "lr": LEARNING_RATE}
+        ours = optimizer(self.module, kind, None, **options)
         theirs = kind(self.plain.parameters(), **options)
         failures: list[str] = []
         for step in (2, 3):
@@ -230,6 +247,10 @@ class _Checker:
             if not difference <= max(PARAMETER_TOLERANCE, self.tolerance.parameters):
                 failures.append(f"{name} after the optimizer: relative difference {difference:.2e}")
         return failures
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
 
 
 def _missing(gradients: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:

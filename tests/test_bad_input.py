@@ -20,6 +20,7 @@ from shardwright.ir.files import graph_path
 from shardwright.runtime.ranks import RankPool
 
 ROOT = Path(__file__).parents[1]
+TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
 BATCH, WIDTH = 256, 64
 MODELS = """
 import torch
@@ -97,12 +98,19 @@ def run(run: CommandLine, tmp_path: Path) -> CommandLine:
 
 
 def refused(answer: tuple[int, str, str], code: int, *parts: str) -> None:
-    """The exit code, nothing on stdout, and all parts in this order on stderr."""
+    """The exit code, nothing on stdout, all parts in this order on stderr, and the message in the documentation."""
     found, out, err = answer
     assert found == code, err
     assert not out
     assert "Traceback" not in err
     assert re.search(".*".join(map(re.escape, parts)), err, re.DOTALL), err
+    (message,) = [line for line in err.splitlines() if line.lower().startswith("error: ")]
+    assert beginning(message) in map(beginning, TROUBLESHOOTING.read_text().splitlines())
+
+
+def beginning(message: str) -> str:
+    """Up to what was found, a place or a hash; whatever the function of the target is called."""
+    return re.sub(r"m\.py:\w+|function \w+", "m.py:", re.split(r", found| at |, sha256", message)[0])
 
 
 def plan_for(target: str, cluster: str = "h100x8", budget: str = "1GiB") -> tuple[str, ...]:
@@ -143,9 +151,10 @@ def test_a_budget_needs_a_number_and_a_unit(run: CommandLine, budget: str, parts
     refused(run(*plan_for("m.py:build", budget=budget)), 2, *parts)
 
 
+@pytest.mark.usefixtures("run")
 def test_a_process_of_its_own_exits_with_2_and_prints_no_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "shardwright.planner.cli", *plan_for("m.py:build", budget="lots")]
-    code = f"import sys; sys.argv = {command[2:]!r}; from shardwright.planner.cli import main; main()"
+    arguments = ["shardwright", *plan_for("m.py:build", budget="lots")]
+    code = f"import sys; sys.argv = {arguments!r}; from shardwright.planner.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     refused((done.returncode, done.stdout, done.stderr), 2, "Usage: shardwright plan", "Error: Invalid value")
 

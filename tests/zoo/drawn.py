@@ -17,6 +17,7 @@ from shardwright.ir import (
     Mesh,
     Node,
     Partial,
+    Placement,
     Replicate,
     Shard,
     divides,
@@ -51,8 +52,9 @@ def drawn_decisions(graph: Graph, mesh: Mesh, rules: Rules, seed: int, *, offloa
 
 
 def _at_rest(shape: tuple[int, ...], mesh: Mesh, chance: random.Random) -> Layout:
+    open_to: list[Placement] = [Replicate(), *map(Shard, range(len(shape)))]
     for _ in range(TRIES):
-        layout = tuple(chance.choice((Replicate(), *map(Shard, range(len(shape))))) for _ in mesh.sizes)
+        layout = tuple(chance.choice(open_to) for _ in mesh.sizes)
         if divides(shape, layout, mesh):
             return layout
     return replicated(mesh)

@@ -1,4 +1,4 @@
-"""The zoo captured and planned once a session: what the tests of this folder share, since solving is what takes time."""
+"""The zoo captured and planned once a session, for all tests of this folder: planning is what takes time."""
 
 from dataclasses import dataclass, field
 

@@ -47,11 +47,11 @@ def loose_and_tight(
     space = build_space(captured.graph, mesh, fold_of(captured.graph), rules, machine.prices)
     options = FateOptions(offload=host_bytes > 0, smallest_offload_bytes=1)
     planner = _Planner(captured, formulate(space, machine, options), target, host_bytes)
-    loose = planner.solved(planner.formulation.model, LOOSE_BYTES)
-    smallest = planner.solved(planner.least_peak(loose), 0)
+    (loose,) = planner.solved(planner.formulation.model, LOOSE_BYTES)
+    (smallest,) = planner.solved(planner.least_peak(loose), 0)
     tight_bytes = int(smallest.replay.peak_bytes * SLACK)
-    tight = planner.solved(planner.within(tight_bytes), tight_bytes)
-    fitting = [planner.judged(candidate, tight_bytes) for candidate in (tight, smallest)]
+    found = [smallest, *planner.solved(planner.within(tight_bytes), tight_bytes)]
+    fitting = [planner.judged(candidate, tight_bytes) for candidate in found]
     return Planned(planner.plan(loose, LOOSE_BYTES), planner.plan(best(fitting), tight_bytes))
 
 
@@ -62,11 +62,14 @@ class _Planner:
     target: str
     host_bytes: int
 
-    def solved(self, program: LinearModel, budget_bytes: int) -> Candidate:
+    def solved(self, program: LinearModel, budget_bytes: int) -> list[Candidate]:
+        """One, or none: the program's own peak may be above replay's, so that what fits is out of its reach."""
         solution = solve(program, time_limit_seconds=SECONDS, relative_gap=GAP)
+        if not solution.values:
+            return []
         decisions = decode(self.formulation, solution.values)
         budget = Budget(budget_bytes, self.host_bytes)
-        return evaluate("", self.captured.graph, decisions, self.formulation.machine, budget)
+        return [evaluate("", self.captured.graph, decisions, self.formulation.machine, budget)]
 
     def within(self, budget_bytes: int) -> LinearModel:
         limit = budget_bytes / self.formulation.unit_bytes

@@ -9,9 +9,10 @@ from shardwright.runtime.verify import parse_faults, verify
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize(
-    ("name", "num_ranks", "budget"), [("perceptron", 2, "loose"), ("llama", 2, "tight"), ("decoder", 4, "tight")]
-)
+PLANS = [("perceptron", 2, "loose"), ("llama", 2, "tight"), ("decoder", 4, "tight")]
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "budget"), PLANS)
 def test_every_collective_dropped_scaled_or_stale_is_noticed(
     zoo: PlannedZoo, two_ranks: RankPool, four_ranks: RankPool, name: str, num_ranks: int, budget: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Every value of the rank graph is the whole graph's value: all ranks in lockstep, all models, solved and drawn plans."""
+"""Every value of a rank graph is the whole graph's value: all models, solved and drawn plans, ranks in lockstep."""
 
 import pytest
 from tests.zoo.drawn import drawn_decisions
