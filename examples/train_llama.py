@@ -91,8 +91,10 @@ def main() -> None:
     if WORLD_SIZE > 1:
         distributed.all_gather_object(measured, measured[0])
     rows = [("predicted", plan.prediction.step_seconds, plan.prediction.device_bytes) for plan, _ in plans]
-    for name, step_seconds, num_bytes in [*rows, *((f"rank {rank}", *row) for rank, row in enumerate(measured))]:
-        say(f"{name:12} step: {step_seconds:.3f}s  peak: {format_size(num_bytes)}")
+    rows += [(f"rank {rank}", *row) for rank, row in enumerate(measured)]
+    say(f"{'':12}{'step time':>12}{'peak memory':>14}")
+    for name, step_seconds, num_bytes in rows:
+        say(f"{name:12}{step_seconds:>11.3f}s{format_size(num_bytes):>14}")
 
 
 if __name__ == "__main__":

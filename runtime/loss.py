@@ -31,7 +31,9 @@ def choose_loss(output: object, wanted: str | None, where: str) -> KeyPath:
         if not named:
             raise CaptureError(f"expected an output {wanted!r} of {where}, found {_listed(output)}. {WAYS_OUT}")
         if named[0] not in scalars:
-            raise CaptureError(f"expected output {wanted!r} of {where} to be a scalar, found {_listed(output)}. {WAYS_OUT}")
+            raise CaptureError(
+                f"expected output {wanted!r} of {where} to be a scalar, found {_listed(output)}. {WAYS_OUT}"
+            )
         return named[0]
     usual = [path for path in scalars if format_path(path) == ".loss"]
     chosen = usual or scalars

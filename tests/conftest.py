@@ -12,7 +12,6 @@ import pytest
 
 from shardwright.runtime.ranks import RankPool
 
-
 CommandLine = Callable[..., tuple[int, str, str]]
 
 

@@ -84,7 +84,8 @@ class Net(nn.Module):
         self.down = nn.Linear(128, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).relu()).square().mean()
+        loss: Tensor = self.down(self.up(x).relu()).square().mean()
+        return loss
 
 
 def line_of(text: str) -> int:
@@ -121,21 +122,21 @@ def plan_for(target: str, cluster: str = "h100x8", budget: str = "1GiB") -> tupl
 
 
 def test_an_unknown_preset_is_answered_with_those_there_are(run: CommandLine) -> None:
-    parts = ("--cluster: expected a cluster: one of h100x8", "or a TOML file", "found 'h100x9' (did you mean 'h100x8'?)")
+    parts = ("--cluster: expected a cluster: one of h100x8", "a TOML file", "found 'h100x9' (did you mean 'h100x8'?)")
     refused(run(*plan_for("m.py:build", cluster="h100x9")), 2, *parts)
 
 
 def test_an_unknown_cluster_key_is_named_with_its_file(run: CommandLine, tmp_path: Path) -> None:
     text = (ROOT / "ir" / "presets" / "h100x8.toml").read_text()
     (tmp_path / "mine.toml").write_text(text.replace("launch =", "lunch ="))
-    parts = ("expected one of the keys kind, memory", "found 'lunch' (did you mean 'launch'?)", "at mine.toml, key device.l")
+    parts = ("one of the keys kind, memory", "found 'lunch' (did you mean 'launch'?)", "at mine.toml, key device.lunch")
     refused(run(*plan_for("m.py:build", cluster="mine.toml")), 2, *parts)
 
 
 def test_an_unknown_unit_in_a_cluster_is_named_with_file_and_key(run: CommandLine, tmp_path: Path) -> None:
     text = (ROOT / "ir" / "presets" / "h100x8.toml").read_text()
     (tmp_path / "mine.toml").write_text(text.replace("67TFLOP/s", "67TFLOPS"))
-    parts = ("expected a rate with one of the units FLOP/s", "found '67TFLOPS' (did", "at mine.toml, key device.flops.f32")
+    parts = ("a rate with one of the units FLOP/s", "found '67TFLOPS' (did", "at mine.toml, key device.flops.f32")
     refused(run(*plan_for("m.py:build", cluster="mine.toml")), 2, *parts)
 
 
@@ -165,7 +166,10 @@ def test_a_process_of_its_own_exits_with_2_and_prints_no_traceback(tmp_path: Pat
 @pytest.mark.parametrize(
     ("function", "parts"),
     [
-        ("raises", ("expected m.py:raises to return (module, args)", "ValueError: no data at", f"m.py:{line_of('no da')}")),
+        (
+            "raises",
+            ("expected m.py:raises to return (module, args)", "ValueError: no data", f"m.py:{line_of('no da')}"),
+        ),
         ("leaves", ("expected m.py:leaves to return (module, args)", "found SystemExit: 3 at", "m.py:")),
         ("alone", ("expected m.py:alone to return (module, args) or (module, args, kwargs)", "found (Net)")),
         ("bare", ("expected m.py:bare to return", "found (Net, Tensor). Write (x,) for a single input")),
@@ -181,14 +185,14 @@ def test_a_target_that_raises_or_returns_the_wrong_thing(
 
 @pytest.mark.parametrize(("function", "line"), [("branch", "the branch"), ("item", ".item()")])
 def test_control_flow_that_depends_on_data_is_told_with_its_line(run: CommandLine, function: str, line: str) -> None:
-    parts = ("expected no use of a tensor's value in Python", "in module (top) at", f"m.py:{line_of(line)}", "torch.where")
+    parts = ("no use of a tensor's value in Python", "in module (top) at", f"m.py:{line_of(line)}", "torch.where")
     refused(run(*plan_for(f"m.py:{function}")), 1, *parts)
 
 
 def test_an_operator_without_a_rule_is_told_with_what_to_write(run: CommandLine) -> None:
-    parts = ("expected an operator that", "has a sharding rule for, found acme.twice.default", f"m.py:{line_of('# the op')}")
-    answer = run(*plan_for("m.py:custom"))
-    refused(answer, 1, *parts, "@register_sharding(torch.ops.acme.twice.default)", "return [([Replicate()], [Replicate()])]")
+    parts = ("has a sharding rule for, found acme.twice.default", f"m.py:{line_of('# the operator')}")
+    write = ("@register_sharding(torch.ops.acme.twice.default)", "return [([Replicate()], [Replicate()])]")
+    refused(run(*plan_for("m.py:custom")), 1, *parts, *write)
 
 
 def test_what_the_message_says_to_write_is_enough(run: CommandLine, tmp_path: Path) -> None:
@@ -206,7 +210,7 @@ def test_what_the_message_says_to_write_is_enough(run: CommandLine, tmp_path: Pa
 
 
 def test_a_model_without_a_loss_is_told_what_it_returned(run: CommandLine) -> None:
-    parts = ("expected one scalar loss from NoLoss.forward at", "m.py:", "found no scalar", "f32[8, 128]", "loss=", "loss_fn=")
+    parts = ("one scalar loss from NoLoss.forward at", "m.py:", "found no scalar", "f32[8, 128]", "loss=", "loss_fn=")
     refused(run(*plan_for("m.py:no_loss")), 1, *parts)
 
 
@@ -282,7 +286,8 @@ def test_more_ranks_than_the_plan_has_are_refused_on_every_rank(four_ranks: Rank
 
 
 def test_verify_with_another_number_of_ranks_is_a_usage_error(run: CommandLine, copied: Path) -> None:
-    refused(run("verify", "net.plan", "--world", "3"), 2, "expected the 2 ranks of the plan's mesh, found 3: plan for 3")
+    parts = ("expected the 2 ranks of the plan's mesh, found 3: plan for 3",)
+    refused(run("verify", "net.plan", "--world", "3"), 2, *parts)
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ class Net(nn.Module):
         self.down = nn.Linear(16, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).relu()).square().mean()
+        loss: Tensor = self.down(self.up(x).relu()).square().mean()
+        return loss
 
 
 def build(way: Way, plan: str) -> nn.Module:

@@ -52,6 +52,6 @@ def test_a_rule_about_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_pin_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
-    """A layer's output is read by the next layer: recomputing it would cascade."""
-    with pytest.raises(PlanError, match="to leave a fate that layers.0/add:2 can have"):
-        planned(tmp_path, "pin recompute layers.0/add:2\n")
+    """Without host memory nothing can be offloaded."""
+    with pytest.raises(PlanError, match="to leave a fate that layers.0/gelu can have, found none of keep, recompute"):
+        planned(tmp_path, "pin offload layers.0/gelu\n")

@@ -71,13 +71,13 @@ def test_soft_capped_attention_is_left_as_it_is() -> None:
     assert masks(capture(*ZOO["gemma2"]()).graph) == []
 
 
-class Mine(LlamaForCausalLM):
+class Mine(LlamaForCausalLM):  # type: ignore[misc]
     """A user's subclass, in a file that says nothing about attention."""
 
 
 def test_a_subclass_in_another_file_is_captured_as_its_base() -> None:
     module, args, kwargs = ZOO["llama"]()
-    graph = capture(Mine(module.config), args, kwargs).graph  # type: ignore[arg-type]
+    graph = capture(Mine(module.config), args, kwargs).graph
     assert masks(graph) == [False, False] and is_causal(graph) == [True, True]
 
 
@@ -91,4 +91,4 @@ def test_a_subclass_with_ways_of_its_own_keeps_the_mask(code: str | None, monkey
     module, args, kwargs = ZOO["llama"]()
     read = causal_attention._source_of
     monkeypatch.setattr(causal_attention, "_source_of", lambda name: code if name == __name__ else read(name))
-    assert masks(capture(Mine(module.config), args, kwargs).graph) == [True, True]  # type: ignore[arg-type]
+    assert masks(capture(Mine(module.config), args, kwargs).graph) == [True, True]
