@@ -87,12 +87,12 @@ def _state(graph: Graph, parameter: str, optimizer: OptimizerSpec, on_host: bool
 
 
 def _step(graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec, step_kind: StepKind) -> Storage:
-    """Temporaries of stepping these parameters on the device, those of each dtype after the other."""
-    sizes: dict[str, list[int]] = {}
+    """Temporaries of stepping these parameters on the device: one after the other, or those of each dtype at once."""
+    groups: dict[str, list[int]] = {}
     for parameter in parameters:
         kind = graph.types[parameter]
-        sizes.setdefault(kind.dtype, []).append(kind.num_elements)
-    num_bytes = max((optimizer.temporary_bytes(n, DTYPE_BYTES[d], step_kind) for d, n in sizes.items()), default=0)
+        groups.setdefault("" if step_kind is StepKind.LOOP else kind.dtype, []).append(kind.num_bytes)
+    num_bytes = max((optimizer.temporary_bytes(sizes, 1, step_kind) for sizes in groups.values()), default=0)
     return Storage("optimizer step", num_bytes, len(graph.nodes), len(graph.nodes), False)
 
 

@@ -38,7 +38,9 @@ class OptimizerSpec:
     num_scalars: int
     """float32 scalar tensors that it keeps for each parameter (`step`), 4 bytes each."""
     loop_temporaries: int
-    """Whole-parameter temporaries alive at once in a loop; one of them may be the previous parameter's."""
+    """Temporaries of a parameter's size alive at once in a loop."""
+    loop_carried: int
+    """Temporaries of the parameter before that are still alive then."""
     foreach_temporaries: int
     """Copies of all parameters alive at once in a foreach step."""
     has_fused: bool
@@ -55,11 +57,12 @@ class OptimizerSpec:
         return self.num_state_tensors * num_elements * element_bytes + 4 * self.num_scalars
 
     def temporary_bytes(self, sizes: Sequence[int], element_bytes: int, kind: StepKind) -> int:
-        """Upper bound of what a step over parameters of these local element counts allocates at once."""
+        """What a step over parameters of these local element counts, in their order, allocates at once; scalars aside."""
         if kind is StepKind.FOREACH:
             return self.foreach_temporaries * sum(sizes) * element_bytes
         if kind is StepKind.LOOP or not self.has_fused:
-            return self.loop_temporaries * max(sizes, default=0) * element_bytes
+            pairs = zip(sizes, (0, *sizes), strict=False)
+            return max((self.loop_temporaries * n + self.loop_carried * m for n, m in pairs), default=0) * element_bytes
         return 0
 
     def moved_bytes(self, num_elements: int, element_bytes: int) -> int:
@@ -70,19 +73,19 @@ class OptimizerSpec:
 OPTIMIZERS: Final = {
     spec.name: spec
     for spec in (
-        OptimizerSpec("sgd", "SGD", 0, 0, 0, 0, True),
-        OptimizerSpec("sgd-momentum", "SGD", 1, 0, 0, 0, True, (("momentum", 0.9),)),
-        OptimizerSpec("adam", "Adam", 2, 1, 3, 1, True),
-        OptimizerSpec("adam-fused", "Adam", 2, 1, 0, 0, True, (("fused", True),)),
-        OptimizerSpec("adamw", "AdamW", 2, 1, 3, 1, True),
-        OptimizerSpec("adamw-fused", "AdamW", 2, 1, 0, 0, True, (("fused", True),)),
-        OptimizerSpec("adagrad", "Adagrad", 1, 1, 2, 2, True),
-        OptimizerSpec("adagrad-fused", "Adagrad", 1, 1, 0, 0, True, (("fused", True),)),
-        OptimizerSpec("rmsprop", "RMSprop", 1, 1, 2, 1, False),
-        OptimizerSpec("adamax", "Adamax", 2, 1, 1, 1, False),
-        OptimizerSpec("nadam", "NAdam", 2, 2, 3, 1, False),
-        OptimizerSpec("radam", "RAdam", 2, 1, 2, 1, False),
-        OptimizerSpec("adadelta", "Adadelta", 2, 1, 3, 2, False),
+        OptimizerSpec("sgd", "SGD", 0, 0, 0, 0, 0, True),
+        OptimizerSpec("sgd-momentum", "SGD", 1, 0, 0, 0, 0, True, (("momentum", 0.9),)),
+        OptimizerSpec("adam", "Adam", 2, 1, 2, 1, 1, True),
+        OptimizerSpec("adam-fused", "Adam", 2, 1, 0, 0, 0, True, (("fused", True),)),
+        OptimizerSpec("adamw", "AdamW", 2, 1, 2, 1, 1, True),
+        OptimizerSpec("adamw-fused", "AdamW", 2, 1, 0, 0, 0, True, (("fused", True),)),
+        OptimizerSpec("adagrad", "Adagrad", 1, 1, 1, 1, 2, True),
+        OptimizerSpec("adagrad-fused", "Adagrad", 1, 1, 0, 0, 0, True, (("fused", True),)),
+        OptimizerSpec("rmsprop", "RMSprop", 1, 1, 1, 1, 1, False),
+        OptimizerSpec("adamax", "Adamax", 2, 1, 1, 0, 1, False),
+        OptimizerSpec("nadam", "NAdam", 2, 2, 2, 1, 1, False),
+        OptimizerSpec("radam", "RAdam", 2, 1, 2, 0, 1, False),
+        OptimizerSpec("adadelta", "Adadelta", 2, 1, 2, 1, 2, False),
     )
 }
 

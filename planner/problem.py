@@ -3,10 +3,8 @@
 Imports the solver, so `api` imports it only when there is something to plan.
 """
 
-import platform
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from torch import nn
@@ -45,6 +43,7 @@ from shardwright.runtime.device_prices import ERROR_FRACTION, prices_for
 from shardwright.runtime.identity import identify
 from shardwright.runtime.loss import LossFunction
 from shardwright.runtime.rules import DTensorRules
+from shardwright.runtime.versions import installed_versions
 
 __all__ = ["Problem", "pose", "prediction", "size_of"]
 
@@ -70,7 +69,7 @@ class Problem:
             prediction=prediction(found.chosen, cluster),
             certificate=_certificate(found),
             baselines=_baselines(found),
-            versions=_versions(),
+            versions=installed_versions(),
         )
 
 
@@ -165,13 +164,3 @@ def _baselines(found: Found) -> tuple[Baseline, ...]:
     ]
     missing = [Baseline(name, None, None, f"n/a: {why}") for name, why in (*found.unavailable, *UNAVAILABLE)]
     return (*judged, *missing)
-
-
-def _versions() -> tuple[tuple[str, str], ...]:
-    found = [("python", platform.python_version())]
-    for name in ("torch", "ortools", "transformers"):
-        try:
-            found.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            continue
-    return tuple(found)

@@ -109,10 +109,18 @@ class Search:
                 raise
             self.interrupted = True
         if not any(c.fits for c in self.pool):
+            self.pool.extend([self._rescheduled(c) for c in self.pool])
+        if not any(c.fits for c in self.pool):
             self._smallest()
         if not any(c.fits for c in self.pool):
             raise self._infeasible()
         return self._found()
+
+    def _rescheduled(self, candidate: Candidate) -> Candidate:
+        """The same plan with the schedule that suits the budget at hand."""
+        request = self.request
+        found = evaluate(candidate.name, request.graph, candidate.decisions, request.machine, self.budget)
+        return replace(found, objective_seconds=candidate.objective_seconds)
 
     def _found(self) -> Found:
         chosen, names = best(self.pool), {recipe.name for recipe in BASELINES}
@@ -120,7 +128,7 @@ class Search:
             chosen=chosen,
             objective_seconds=chosen.objective_seconds,
             bound_seconds=min(chosen.objective_seconds, min(self.bounds.values(), default=0.0)),
-            baselines=tuple(c for c in self.pool if c.name in names),
+            baselines=tuple({c.name: c for c in self.pool if c.name in names}.values()),
             unavailable=tuple(self.unavailable),
             space=self._space(),
             interrupted=self.interrupted,

@@ -66,7 +66,7 @@ def _obey_fates(formulation: Formulation, rules: UserRules, bounds: dict[int, tu
         if not any(rules.allows_fate(name, fate) for fate in possible):
             raise PlanError(
                 f"expected the rules to leave a fate that {name} can have, found none of {', '.join(possible)}:"
-                " the rest needs host memory, or backward does not read it, or it is too small to count; change the rule"
+                " the others need host memory, or a larger storage, or one that backward reads; change the rule"
             )
         if choice is not None:
             refused = [state for state, fate in _FATES.items() if not rules.allows_fate(name, fate)]

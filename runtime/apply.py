@@ -16,6 +16,7 @@ from shardwright.runtime.loss import LossFunction
 from shardwright.runtime.materialize import init_by_reset
 from shardwright.runtime.module import install
 from shardwright.runtime.ranks import world
+from shardwright.runtime.versions import warn_of_other_versions
 
 __all__ = ["apply", "apply_captured"]
 
@@ -62,6 +63,8 @@ def apply_captured(
         raise PlanError(f"expected accumulate 1, found {found}: call forward and backward repeatedly")
     captured = captured.keeping(graph.outputs)
     require_identity(plan, graph, captured, world().size)
+    if world().rank == 0:
+        warn_of_other_versions(plan)
     return install(
         module,
         captured,
