@@ -235,9 +235,9 @@ class _Lowering:
             return
         last = self._last_uses()
         after: dict[int, list[Node]] = {}
-        for value in sorted(moved, key=lambda v: (last[v], v)):
+        for value in sorted(moved, key=lambda v: (last.get(v, -1), v)):
             node = self.graph.producers.get(value)
-            if node is None or aliased_operand(node) is not None:
+            if node is None or node.phase is not Phase.FORWARD or aliased_operand(node) is not None:
                 raise PlanError(f"expected the name of a storage that forward makes, found `offload {value}`")
             host, done = f"{value}~offload", f"{value}~host"
             self.types[host] = self.types[done] = self.types[value]

@@ -1,19 +1,21 @@
 """What to say when nothing fits: the smallest budget that works, what takes the room, and the cheapest ways out."""
 
-from shardwright.ir import Budget, Graph, InfeasibleError, InputKind, format_size
+from shardwright.ir import Budget, Graph, InfeasibleError, InputKind, format_size, parse_size
 from shardwright.planner.candidates import Candidate
 from shardwright.planner.formulation import Machine
 
 __all__ = ["infeasible", "smallest_budget"]
 
-MIB = 2**20
 NUM_CONSUMERS = 3
 
 
 def smallest_budget(candidate: Candidate) -> int:
-    """The candidate's peak, rounded up so that it prints exactly: whole MiB above 64 MiB, whole KiB below."""
-    unit = MIB if candidate.replay.peak_bytes > 64 * MIB else 1024
-    return -(-candidate.replay.peak_bytes // unit) * unit
+    """The candidate's peak, rounded up to a size that prints in three digits and is read back as what it is."""
+    peak_bytes = candidate.replay.peak_bytes
+    tried = peak_bytes
+    while (shown := parse_size(format_size(tried))) < peak_bytes:
+        tried += max(1, peak_bytes // 2000)
+    return shown
 
 
 def infeasible(smallest: Candidate, graph: Graph, budget: Budget, machine: Machine) -> InfeasibleError:

@@ -108,7 +108,7 @@ class Search:
             if not any(c.fits for c in self.pool):
                 raise
             self.interrupted = True
-        if not any(c.fits for c in self.pool):
+        if not is_first and not any(c.fits for c in self.pool):
             self.pool.extend([self._rescheduled(c) for c in self.pool])
         if not any(c.fits for c in self.pool):
             self._smallest()

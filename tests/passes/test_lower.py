@@ -105,3 +105,23 @@ def returned(graph: Graph) -> dict[str, str]:
     """Gradients by parameter; outputs by path, which names no value."""
     loss = {".loss": graph.loss} if graph.loss else {}
     return {**loss, **graph.outputs, **graph.gradients}
+
+
+def test_decisions_that_are_missing_or_cannot_be_are_refused_by_name() -> None:
+    case = read_case(next(path for path in CASES if path.stem == "offload"))
+    decisions = case.decisions
+    layouts = {name: layout for name, layout in decisions.layouts.items() if name != "h"}
+    with pytest.raises(PlanError, match="`place` line for h"):
+        lower(case.before, replace(decisions, layouts=layouts))
+    with pytest.raises(PlanError, match="each of the 2 operands of y, found 1"):
+        lower(case.before, replace(decisions, reads={**decisions.reads, "y": decisions.reads["a"]}))
+    with pytest.raises(PlanError, match="offload at"):
+        lower(case.before, replace(decisions, fates={"at": Fate.OFFLOAD}))
+
+
+def test_backward_reads_nothing_that_forward_drops() -> None:
+    """In a chain that is made again, no node of backward reads forward's copies."""
+    case = read_case(next(path for path in CASES if path.stem == "recompute_chain"))
+    after = lower(case.before, case.decisions)
+    read = {name for node in after.nodes if node.phase is Phase.BACKWARD for name in node.operands}
+    assert not read & {"h", "a", "y"}

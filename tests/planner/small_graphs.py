@@ -76,8 +76,12 @@ class FixedPrices:
     byte_seconds: float = 2e-7
     latency_seconds: float = 2e-5
     copy_byte_seconds: float = 1e-7
+    free_cuts: bool = False
+    """Whether taking and joining parts costs nothing, so that doing it in two steps costs no more than in one."""
 
     def op_seconds(self, node: Node, operands: tuple[TensorType, ...], results: tuple[TensorType, ...]) -> float:
+        if self.free_cuts and node.op.startswith("mesh."):
+            return 0.0
         work = results[0].num_elements
         if node.op == OPS["mm"]:
             work *= operands[0].shape[1]

@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import Partial as TorchPartial
 from torch.distributed.tensor import Placement as TorchPlacement
 
-from shardwright.ir import Decisions, Graph, Layout, Mesh, Node, Partial, Replicate
+from shardwright.ir import Decisions, Graph, Layout, Mesh, Node
 from shardwright.passes.lower import lower
 from shardwright.runtime.lockstep import run_lockstep
 from shardwright.runtime.parameters import torch_placements
@@ -54,9 +53,10 @@ def compare_with_dtensor(graph: Graph, decisions: Decisions, given: Mapping[str,
         walk.put(name, value)
     for node in graph.nodes:
         walk.run(node)
-        for name in made.intersection(node.results) if not node.op.startswith("aten.empty") else ():
-            ours = unshard([values[name] for values in ranks], decisions.layouts[name], mesh)
-            _note(verdict, name, node, ours, walk.values[name].full_tensor())
+        for name in node.results:  # in one order on all ranks: putting a value together is a collective
+            if name in made and not node.op.startswith("aten.empty"):
+                ours = unshard([values[name] for values in ranks], decisions.layouts[name], mesh)
+                _note(verdict, name, node, ours, walk.values[name].full_tensor())
     return verdict
 
 
@@ -84,11 +84,7 @@ class _Walk:
         self.values[name] = DTensor.from_local(local, self.devices, self._placements(layout), run_check=False)
 
     def _placements(self, layout: Layout) -> tuple[TorchPlacement, ...]:
-        whole = tuple(Replicate() if isinstance(p, Partial) else p for p in layout)
-        found = torch_placements(whole, self.mesh)
-        return tuple(
-            TorchPartial(p.reduce) if isinstance(p, Partial) else q for p, q in zip(layout, found, strict=True)
-        )
+        return torch_placements(layout, self.mesh)
 
     def run(self, node: Node) -> None:
         names = tuple(f"#{number}" for number in range(len(node.operands)))

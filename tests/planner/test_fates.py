@@ -1,0 +1,88 @@
+"""Fates: which states a storage may be in, chains, host capacity, and what a tighter budget does."""
+
+import pytest
+from tests.planner.small_graphs import ONE, TENSOR_BYTES, FixedPrices, machine, square_graph
+from tests.planner.solving import captured, formulated, known_rules, peak_bytes, smallest_bytes, solved
+
+from shardwright.ir import Fate, Mesh
+from shardwright.planner.decode import decode
+from shardwright.planner.fates import FateOptions, State
+from shardwright.planner.linear import Status, solve
+
+TWO = Mesh(("x",), (2,))
+CHAIN = square_graph(
+    [("mm", "x", "p0"), ("relu", "f0"), ("relu", "f1"), ("relu", "f2")],
+    [("mul", "f2", "f3"), ("mul", "b0", "f1"), ("mul", "b1", "x")],
+)
+"""f1, f2 and f3 are read in backward, f0 only to make f1 again."""
+
+
+def test_states_are_those_that_make_sense() -> None:
+    """Dropped is only what backward does not read; offloaded only what it does; returned values are simply held."""
+    fates = formulated(CHAIN, ONE, machine(1, host_bytes=10**6), FateOptions(offload=True)).fates
+    read = {State.KEEP, State.RECOMPUTE, State.OFFLOAD}
+    assert {name: set(fate.counts) for name, fate in fates.items()} == {
+        "f0": {State.KEEP, State.RECOMPUTE, State.DROP}, "f1": read, "f2": read, "f3": read,
+    }  # fmt: skip
+    held = square_graph([("relu", "x"), ("relu", "f0")], [("mul", "f0", "f1")], returned=("f1",))
+    assert set(formulated(held, ONE, machine(1)).fates) == {"f0"}
+
+
+@pytest.mark.parametrize(
+    ("options", "states"),
+    [
+        (FateOptions(recompute=False), {State.KEEP, State.DROP}),
+        (FateOptions(offload=True, smallest_offload_bytes=TENSOR_BYTES + 1), {State.KEEP, State.RECOMPUTE, State.DROP}),
+        (FateOptions(smallest_bytes=TENSOR_BYTES + 1), set()),
+    ],
+)
+def test_options_limit_the_states(options: FateOptions, states: set[State]) -> None:
+    fates = formulated(CHAIN, ONE, machine(1, host_bytes=10**6), options).fates
+    assert {state for fate in fates.values() for state in fate.counts} == states
+
+
+def test_nothing_is_recomputed_from_what_is_dropped() -> None:
+    formulation = formulated(CHAIN, ONE, machine(1), FateOptions())
+    counts = {name: fate.counts for name, fate in formulation.fates.items()}
+    both = {counts["f0"][State.DROP]: (1.0, 1.0), counts["f1"][State.RECOMPUTE]: (1.0, 1.0)}
+    assert solved(formulation, bounds=both).status is Status.INFEASIBLE
+    chain = {counts["f0"][State.RECOMPUTE]: (1.0, 1.0), counts["f1"][State.RECOMPUTE]: (1.0, 1.0)}
+    assert solved(formulation, bounds=chain).status is Status.OPTIMAL
+
+
+def test_the_host_holds_no_more_than_its_budget() -> None:
+    """Of three storages worth moving, as many move as there is room for."""
+    prices = FixedPrices(copy_byte_seconds=1e-9, element_seconds=1e-3)
+    moved = []
+    for room in range(4):
+        machines = machine(1, prices, host_bytes=max(room * TENSOR_BYTES, 1))
+        formulation = formulated(CHAIN, ONE, machines, FateOptions(offload=True))
+        program = formulation.model.with_cost({formulation.peak: 1e3} | {
+            fate.counts[State.OFFLOAD]: -1.0 for fate in formulation.fates.values() if State.OFFLOAD in fate.counts
+        })  # fmt: skip
+        solution = solve(program, time_limit_seconds=10.0, relative_gap=0.0)
+        fates = decode(formulation, solution.values).fates
+        moved.append(sum(fate is Fate.OFFLOAD for fate in fates.values()))
+    assert moved == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("host_bytes", [0, 10**9])
+def test_a_tighter_budget_never_costs_less_and_bounds_stay_below(host_bytes: int) -> None:
+    """Six budgets from loose to the smallest, on two ranks; one below it is infeasible; the relaxation is a bound."""
+    machines = machine(2, FixedPrices(byte_seconds=1e-8), host_bytes=host_bytes)
+    formulation = formulated(
+        captured("perceptron"), TWO, machines, FateOptions(offload=host_bytes > 0), rules=known_rules()
+    )
+    largest, smallest = peak_bytes(formulation, solved(formulation, gap=1e-3)), smallest_bytes(formulation)
+    before = 0.0
+    for step in range(6):
+        budget = largest + (smallest * 1.002 - largest) * step / 5
+        solution = solved(formulation, budget, gap=1e-3)
+        assert peak_bytes(formulation, solution) <= budget * (1 + 1e-6)
+        assert solution.bound <= solution.objective
+        assert solution.objective >= before * (1 - 1e-3)
+        before = max(before, solution.objective)
+    relaxed = formulation.model.with_bounds({formulation.peak: (0.0, budget / formulation.unit_bytes)})
+    relaxed.integer[:] = [False] * len(relaxed.integer)
+    assert solve(relaxed, time_limit_seconds=10.0, relative_gap=1e-6).objective <= before * (1 + 1e-6)
+    assert solved(formulation, 0.99 * smallest).status is Status.INFEASIBLE

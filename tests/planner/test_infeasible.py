@@ -1,0 +1,77 @@
+"""Where nothing fits, the answer names a budget that does, what takes the room and ways out; and it keeps its word."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.planner.command_line import SMALL, Command, build_decoder, command
+from tests.planner.fast_host import fast_host
+from tests.planner.measured_step import measured_peak
+
+from shardwright.ir import InfeasibleError, load_plan, parse_size
+from shardwright.planner.api import plan
+from shardwright.runtime.rank_pool import RankPool
+
+PLAN = ("plan", "tests.planner.command_line:build_llama", "--cluster", "two.toml")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    return command(monkeypatch, capsys, tmp_path)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_the_smallest_budget_it_names_is_one_that_plans_and_runs(
+    run: Command, tmp_path: Path, two_ranks: RankPool
+) -> None:
+    code, out, err = run(*PLAN, "--budget", "64KiB")
+    assert (code, out) == (1, "")
+    assert "Traceback" not in err
+    assert not (tmp_path / "net.plan").exists()
+    smallest = re.search(r"the smallest that works is (\S+)$", err, re.MULTILINE)
+    assert smallest is not None
+
+    code, _, err = run(*PLAN, "--budget", smallest[1])
+    assert code == 0, err
+    found, graph = load_plan(tmp_path / "net.plan")
+    assert found.budget.device_bytes == parse_size(smallest[1])
+    assert found.prediction.device_bytes <= found.budget.device_bytes
+    for measured in two_ranks.run(measured_peak, found, graph, SMALL, True, timeout_seconds=120):
+        assert 0.95 * found.prediction.device_bytes <= measured.device_bytes <= found.prediction.device_bytes
+
+
+def refusal(budget: int, host: int = 0) -> InfeasibleError:
+    module, args = build_decoder()
+    with pytest.raises(InfeasibleError) as found:
+        plan(module, args, cluster=fast_host(), budget=budget, host=host)
+    return found.value
+
+
+@pytest.mark.timeout(120)
+def test_three_consumers_and_the_ways_out_are_named_with_sizes() -> None:
+    error = refusal(1000)
+    lines = str(error).splitlines()
+    consumers = lines[lines.index("largest consumers at its peak:") + 1 : lines.index("ways out:")]
+    ways = lines[lines.index("ways out:") + 1 :]
+    assert len(consumers) == 3
+    sizes = [parse_size(line.split("  ")[-1]) for line in consumers]
+    assert sizes == sorted(sizes, reverse=True)
+    module, _ = build_decoder()
+    places = {name.split(".")[0] for name, _ in module.named_parameters()}
+    assert all(re.search(r"[a-z_]\w*", line) for line in consumers)
+    assert any(place in line for place in places for line in consumers), consumers
+    assert str(error.smallest_bytes) or "give" in ways[0]
+    assert any("--host" in way for way in ways)
+    assert any("ranks" in way for way in ways)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("host", [0, 20_000], ids=["host-0", "host-too-small"])
+def test_planning_again_at_the_smallest_budget_succeeds_with_any_host(host: int) -> None:
+    """Also where the host is too small for what the smallest plans would put there."""
+    smallest = refusal(1000, host).smallest_bytes
+    module, args = build_decoder()
+    found = plan(module, args, cluster=fast_host(), budget=smallest, host=host).plan
+    assert found.prediction.device_bytes <= smallest
+    assert found.prediction.host_bytes <= host
