@@ -57,7 +57,7 @@ class OptimizerSpec:
         return self.num_state_tensors * num_elements * element_bytes + 4 * self.num_scalars
 
     def temporary_bytes(self, sizes: Sequence[int], element_bytes: int, kind: StepKind) -> int:
-        """What a step over parameters of these local element counts, in their order, allocates at once; scalars aside."""
+        """What a step over parameters of these local element counts, in order, allocates at once; scalars aside."""
         if kind is StepKind.FOREACH:
             return self.foreach_temporaries * sum(sizes) * element_bytes
         if kind is StepKind.LOOP or not self.has_fused:

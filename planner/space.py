@@ -223,8 +223,10 @@ class _Builder:
         extended = []
         for choice in draft.choices:
             layout = choice.layouts[position]
-            rows = [table.get(p) for table, p in zip(tables, layout, strict=True)]
-            results = self._results(node, layout, [row for row in rows if row is not None])
+            rows = [table.get(p, []) for table, p in zip(tables, layout, strict=True)]
+            if any(len(row) > 1 for row in rows):
+                return False
+            results = self._results(node, layout, [row[0] for row in rows if row])
             if results is None:
                 if not only_reader:
                     return False
@@ -248,12 +250,12 @@ class _Builder:
             self.unit_of[result] = leader
         return True
 
-    def _by_read(self, node: Node, axis: int) -> dict[object, Strategy]:
-        """Read placement to the first strategy that reads every operand so."""
-        table: dict[object, Strategy] = {}
+    def _by_read(self, node: Node, axis: int) -> dict[Placement, list[Strategy]]:
+        """Read placement to the strategies that read every operand so."""
+        table: dict[Placement, list[Strategy]] = {}
         for strategy in self._strategies(node, axis):
             if len(set(strategy.reads)) == 1:
-                table.setdefault(strategy.reads[0], strategy)
+                table.setdefault(strategy.reads[0], []).append(strategy)
         return table
 
     def _results(self, node: Node, layout: Layout, rows: list[Strategy]) -> tuple[Layout, ...] | None:

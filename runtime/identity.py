@@ -32,7 +32,9 @@ def require_identity(plan: Plan, graph: Graph, captured: Captured, num_ranks: in
     if not differences:
         return
     lines = "\n".join(f"  {line}" for line in differences)
-    raise StalePlanError(f"expected the model this plan was made for; these differ:\n{lines}\nplan again for what is here")
+    raise StalePlanError(
+        f"expected the model this plan was made for; these differ:\n{lines}\nplan again for what is here"
+    )
 
 
 def _fields(planned: Identity, found: Identity) -> Iterator[str]:

@@ -86,7 +86,8 @@ class MeasuredPrices:
         progress: Callable[[str], None] | None = None,
         improve: bool = False,
     ) -> None:
-        """`budget_seconds` bounds the time spent on operators (links take about 10 s more, once for a machine).
+        """`budget_seconds` bounds the processor time spent on operators, so that a busy machine measures no fewer of
+        them (links take about 10 s more, once for a machine).
 
         With `improve`, operators that an earlier run had no time for are measured and their estimates replaced; answers
         then differ from that run's.
@@ -161,13 +162,13 @@ class MeasuredPrices:
         return "too large" if held_bytes > MEMORY_SHARE * physical_memory_bytes() else ""
 
     def _measured(self, price: Price, question: Question) -> Price:
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             seconds = measure_op(question.node, question.operands, question.results, self._device)
         except MeasureError as error:
             return replace(price, note=str(error))
         finally:
-            self._left_seconds -= time.perf_counter() - start
+            self._left_seconds -= time.process_time() - start
         self.num_measured += 1
         self._progress(f"measured {self.num_measured} operators, {max(0.0, self._left_seconds):.0f} s left")
         return replace(price, seconds=_rounded(seconds), source=Source.MEASURED, note="")

@@ -63,7 +63,11 @@ def _filled(module: nn.Module) -> nn.Module:
 @torch.no_grad()
 def _vary(module: nn.Module, generator: torch.Generator) -> None:
     for parameter in module.parameters():
-        if parameter.numel() > 1 and parameter.is_floating_point() and bool((parameter == parameter.flatten()[0]).all()):
+        if (
+            parameter.numel() > 1
+            and parameter.is_floating_point()
+            and bool((parameter == parameter.flatten()[0]).all())
+        ):
             parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype), alpha=NOISE)
 
 

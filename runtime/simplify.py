@@ -21,6 +21,8 @@ _SAME_IF_TYPE = frozenset(
 """The operand itself where the type stays: a view that changes no size moves nothing."""
 _OWN_INVERSE = frozenset({"aten.t.default"})
 _COPIES_CONSTANT = "aten.lift_fresh_copy.default"
+_COPY = "aten.clone.default"
+"""What dropout of nothing leaves behind, among others."""
 
 
 def simplified(graph: Graph) -> Graph:
@@ -30,17 +32,25 @@ def simplified(graph: Graph) -> Graph:
 
 def _without_no_ops(graph: Graph) -> Graph:
     same: dict[str, str] = {}
+    kept = _needed_copies(graph)
     producers: dict[str, Node] = {}
     nodes: list[Node] = []
     for original in graph.nodes:
         node = original.with_operands(tuple(same.get(name, name) for name in original.operands))
-        operand = _equal_operand(node, producers, graph.types)
+        operand = None if node.name in kept else _equal_operand(node, producers, graph.types)
         if operand is None:
             nodes.append(node)
             producers.update(dict.fromkeys(node.results, node))
         else:
             same[node.name] = operand
     return _with_returned(replace(graph, nodes=tuple(nodes)), same)
+
+
+def _needed_copies(graph: Graph) -> frozenset[str]:
+    """Copies that are not just the same value again: what is handed back, and of what the caller holds."""
+    roots, given = _roots(graph), {i.name for i in graph.inputs}
+    copies = [node for node in graph.nodes if node.op == _COPY]
+    return frozenset(n.name for n in copies if n.name in graph.returned or roots[n.operands[0]] in given)
 
 
 def _equal_operand(node: Node, producers: Mapping[str, Node], types: Mapping[str, TensorType]) -> str | None:
@@ -53,7 +63,7 @@ def _equal_operand(node: Node, producers: Mapping[str, Node], types: Mapping[str
     if node.op in _OWN_INVERSE and operand in producers and producers[operand].op == node.op:
         return producers[operand].operands[0]
     same_type = types[node.name] == types[operand]
-    if node.op == "aten.pow.Tensor_Scalar" and node.args[1] == 1 and same_type:
+    if same_type and (node.op == _COPY or (node.op == "aten.pow.Tensor_Scalar" and node.args[1] == 1)):
         return operand
     return operand if node.op in _SAME_IF_TYPE and same_type else None
 

@@ -270,4 +270,3 @@ def _doubled(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tu
         return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
     return tuple(map(double, args)), {name: double(value) for name, value in kwargs.items()}
-

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,10 +59,10 @@ def test_a_near_name_is_offered() -> None:
         load_cluster("h100x9")
 
 
-def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
+def test_a_file_is_read_by_its_path_and_keeps_it_as_its_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(H100)
-    assert load_cluster(str(path)) == load_cluster("h100x8")
+    assert load_cluster(str(path)) == replace(load_cluster("h100x8"), name=str(path))
     with pytest.raises(ClusterError, match="expected a readable cluster file, found .*other.toml"):
         load_cluster(str(tmp_path / "other.toml"))
 

@@ -37,7 +37,11 @@ CASES = [
 ]
 
 
-SIZES = {"equal": (NUM_ELEMENTS,) * NUM_PARAMETERS, "growing": (5_000, 10_000, 20_000), "apart": (20_000, 1_000, 20_000)}
+SIZES = {
+    "equal": (NUM_ELEMENTS,) * NUM_PARAMETERS,
+    "growing": (5_000, 10_000, 20_000),
+    "apart": (20_000, 1_000, 20_000),
+}
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

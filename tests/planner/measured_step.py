@@ -58,7 +58,7 @@ def llama(size: Size) -> tuple[nn.Module, tuple[()], dict[str, Tensor]]:
 
 
 def measured_peak(plan: Plan, graph: Graph, size: Size, torch_default: bool) -> Measured:
-    """Of steps from the second on, when optimizer state is there. With `torch_default` the user makes AdamW without asking us."""
+    """Of steps from the second on: optimizer state is there. With `torch_default` AdamW is made without asking us."""
     module, args, kwargs = llama(size)
     shardwright.apply(module, shardwright.Plan(plan, graph), args, kwargs)
     if torch_default:

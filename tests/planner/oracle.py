@@ -68,9 +68,7 @@ class _Judge:
 
     def local(self, value: str, layout: Layout | None = None) -> TensorType:
         whole = self.graph.types[value]
-        return TensorType(
-            whole.dtype, local_shape(whole.shape, layout or self.decisions.layouts[value], self.mesh)
-        )
+        return TensorType(whole.dtype, local_shape(whole.shape, layout or self.decisions.layouts[value], self.mesh))
 
     def op_seconds(self, node: Node) -> float:
         if is_view(node.op):
@@ -201,9 +199,7 @@ class _Judge:
             if aliased_operand(node) is not None:
                 continue
             size = self.local(node.name).num_bytes
-            reads = [
-                i for i, n in enumerate(nodes) if node.name in {self.roots.get(o, o) for o in n.operands}
-            ]
+            reads = [i for i, n in enumerate(nodes) if node.name in {self.roots.get(o, o) for o in n.operands}]
             if node.phase is Phase.BACKWARD:
                 hold(size, position, max((position, *reads)))
                 continue

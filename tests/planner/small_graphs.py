@@ -145,9 +145,7 @@ _KINDS = ("relu", "neg", "mul", "add", "mm", "t")
 
 
 @draw.composite
-def graphs(
-    pick: draw.DrawFn, num_forward: tuple[int, int] = (2, 4), num_backward: tuple[int, int] = (1, 2)
-) -> Graph:
+def graphs(pick: draw.DrawFn, num_forward: tuple[int, int] = (2, 4), num_backward: tuple[int, int] = (1, 2)) -> Graph:
     """Chains, diamonds and what lies between: every operator of forward reads the one before it; backward reads
     forward at random, and every operator of it the one before."""
     forward: list[tuple[str, ...]] = []
@@ -158,7 +156,8 @@ def graphs(
         kinds = [k for k in _KINDS if k != "t" or not forward or forward[-1][0] != "t"]
         forward.append(_row(pick, pick(draw.sampled_from(kinds)), newest, made))
         made.append(f"f{number}")
-    backward, last = [], made[-1]
+    backward: list[tuple[str, ...]] = []
+    last = made[-1]
     for number in range(pick(draw.integers(*num_backward))):
         kind = pick(draw.sampled_from(("mul", "mm", "add")))
         backward.append((kind, *_shuffled(pick, last, pick(draw.sampled_from(made)))))

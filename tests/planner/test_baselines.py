@@ -13,7 +13,7 @@ from shardwright.passes.lower import lower
 from shardwright.planner.baselines import BASELINES, UNAVAILABLE, restrict
 from shardwright.planner.decode import decode
 from shardwright.planner.fates import FateOptions
-from shardwright.planner.formulate import Formulation
+from shardwright.planner.formulation import Formulation
 
 TWO = Mesh(("x",), (2,))
 RECIPES = {recipe.name: recipe for recipe in BASELINES}

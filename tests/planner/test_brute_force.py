@@ -105,13 +105,9 @@ def judged_solution(formulation: Formulation, machines: Machine, solution: Solut
         for name, fate in formulation.fates.items()
     }
     kept = frozenset(
-        (value, target)
-        for (value, _, target), share in formulation.kept_shares.items()
-        if solution.values[share] > 0.5
+        (value, target) for (value, _, target), share in formulation.kept_shares.items() if solution.values[share] > 0.5
     )
-    return judge_directly(
-        formulation.space.graph, decisions, machines, fates, kept, followers(formulation.space)
-    )
+    return judge_directly(formulation.space.graph, decisions, machines, fates, kept, followers(formulation.space))
 
 
 def check_optimum(formulation: Formulation, machines: Machine, plans: list[Plan], budget_gb: float) -> None:

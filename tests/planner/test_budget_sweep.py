@@ -106,9 +106,7 @@ PARAMETERS = Size(batch=2, length=8, vocabulary=4096, num_layers=1)
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("optimizer", "torch_default"), [("adamw", True), ("adamw-fused", False)])
-def test_the_optimizers_own_temporaries_are_predicted(
-    two_ranks: RankPool, optimizer: str, torch_default: bool
-) -> None:
+def test_the_optimizers_own_temporaries_are_predicted(two_ranks: RankPool, optimizer: str, torch_default: bool) -> None:
     """`adamw` is what torch does by default, one parameter after the other with temporaries; fused has none."""
     module, args, kwargs = llama(PARAMETERS)
     result = plan(module, args, kwargs, cluster=fast_host(), budget=GIB, optimizer=optimizer)

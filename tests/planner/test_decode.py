@@ -14,7 +14,7 @@ from shardwright.passes.lower import lower
 from shardwright.passes.schedule_check import check_schedule
 from shardwright.planner.decode import decode
 from shardwright.planner.fates import FateOptions, State
-from shardwright.planner.formulate import Formulation
+from shardwright.planner.formulation import Formulation
 from shardwright.planner.linear import Solution, solve
 from shardwright.runtime.lockstep import run_lockstep
 from shardwright.runtime.shards import shard, unshard

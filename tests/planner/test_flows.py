@@ -19,8 +19,16 @@ TWO = Mesh(("x",), (2,))
 
 POINTWISE = frozenset(
     f"aten.{name}"
-    for name in ("neg.default", "relu.default", "silu.default", "add.Tensor", "sub.Tensor", "mul.Tensor", "clone.default")
-)
+    for name in (
+        "neg.default",
+        "relu.default",
+        "silu.default",
+        "add.Tensor",
+        "sub.Tensor",
+        "mul.Tensor",
+        "clone.default",
+    )
+)  # fmt: skip
 
 
 def superfluous(graph: Graph) -> list[str]:
@@ -37,7 +45,9 @@ def superfluous(graph: Graph) -> list[str]:
             cut = [u.op == "mesh.own" and u.args[1] == node.args[1] for u in users]
             passed = [u.op in POINTWISE or is_view(u.op) or u.op in ("mesh.wait", "mesh.merge") for u in users]
             wanted |= name in graph.returned or not all(c or p for c, p in zip(cut, passed, strict=True))
-            pending.extend(r for user, p in zip(users, passed, strict=True) if p for r in user.results if r not in pending)
+            pending.extend(
+                r for user, p in zip(users, passed, strict=True) if p for r in user.results if r not in pending
+            )
         if not wanted:
             found.append(node.name)
     return found
@@ -51,8 +61,10 @@ def linked(bytes_per_second: float, overlap: float) -> Machine:
     return Machine(machines, AnalyticalPrices(machines), optimizer_spec("adamw"), 0)
 
 
-@pytest.mark.parametrize(("bytes_per_second", "overlap"), [(1e9, 0.3), (1e10, 1.0)])
-@pytest.mark.parametrize("name", ["perceptron", "decoder", "llama"])
+@pytest.mark.parametrize(
+    ("name", "bytes_per_second", "overlap"),
+    [("perceptron", 1e9, 0.3), ("perceptron", 1e10, 1.0), ("decoder", 1e10, 0.3), ("llama", 1e10, 1.0)],
+)
 def test_nothing_is_gathered_that_nobody_needs_whole(name: str, bytes_per_second: float, overlap: float) -> None:
     """With room, and half way to the smallest budget there is."""
     graph = captured(name)

@@ -5,11 +5,12 @@ from functools import cache
 import pytest
 import torch
 import transformers
-from tests.planner.small_graphs import FixedPrices, machine, square_graph
+from tests.planner.small_graphs import FixedPrices, TableRules, machine, square_graph
 from tests.planner.solving import UNFOLDED, formulated, known_rules, peak_bytes, solved
 from tests.zoo.small import Perceptron
 
-from shardwright.ir import Graph, Mesh, Partial, Replicate, Shard, divides
+from shardwright.ir import Graph, Mesh, Node, Partial, Replicate, Shard, divides
+from shardwright.passes.strategies import Strategy
 from shardwright.planner.fates import FateOptions
 from shardwright.planner.fold import fold_of
 from shardwright.planner.space import build_space
@@ -79,3 +80,21 @@ def test_an_operator_follows_only_what_it_accepts_in_every_layout() -> None:
     assert [unit.values for unit in space.units if unit.nodes] == [("f0",), ("f1", "f2"), ("f3",), ("b0",)]
     made = {layout for layout in space.units[space.unit_of["f0"]].layouts_of("f0")}
     assert made == {(Replicate(),), (Shard(0),), (Shard(1),), (Partial("sum"),)}
+
+
+class Growing(TableRules):
+    """`neg` may also make a part from the whole, as expanding does."""
+
+    def strategies(self, graph: Graph, node: Node, num_shards: int) -> tuple[Strategy, ...]:
+        known = super().strategies(graph, node, num_shards)
+        return (*known, Strategy((Replicate(),), (Shard(0),))) if node.op == "aten.neg.default" else known
+
+
+def test_an_operator_with_a_choice_of_its_own_does_not_follow() -> None:
+    graph = square_graph([("relu", "x"), ("neg", "f0")], [("neg", "f1")])
+    followed = formulated(graph, TWO, machine(2)).space
+    free = formulated(graph, TWO, machine(2), rules=Growing()).space
+    assert followed.unit_of["f0"] == followed.unit_of["f1"]
+    assert free.unit_of["f0"] != free.unit_of["f1"]
+    made = {(c.reads[0], c.layouts[0]) for c in free.units[free.unit_of["f1"]].choices}
+    assert ((Replicate(),), (Shard(0),)) in made

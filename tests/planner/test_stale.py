@@ -8,16 +8,15 @@ from tests.planner.command_line import build_decoder
 from tests.planner.fast_host import fast_host
 from torch import nn
 
-from shardwright.ir import Graph, Mesh, Plan, StalePlanError
+from shardwright.ir import Mesh, StalePlanError, StoredPlan
 from shardwright.planner.api import apply, plan
 
 
 @cache
-def planned(num_ranks: int) -> tuple[Plan, Graph]:
+def planned(num_ranks: int) -> StoredPlan:
     module, args = build_decoder()
     cluster, mesh = fast_host(num_ranks), Mesh(("dp",), (num_ranks,))
-    found = plan(module, args, cluster=cluster, budget="1GiB", mesh=mesh, time_limit=20)
-    return found.plan, found.graph
+    return plan(module, args, cluster=cluster, budget="1GiB", mesh=mesh, time_limit=20)
 
 
 def refused(module: nn.Module, args: tuple[torch.Tensor, ...], num_ranks: int = 1) -> str:

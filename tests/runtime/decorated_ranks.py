@@ -95,7 +95,7 @@ class _Run:
 
 
 def _largest(pairs: list[list[float]]) -> float:
-    return max(abs(a - b) for a, b in zip(*pairs, strict=True))
+    return float(max(abs(a - b) for a, b in zip(*pairs, strict=True)))
 
 
 def _held(parameter: Tensor) -> int:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import torch
 from tests.runtime.interpret import differences, eager_step, graph_step
+from tests.zoo.models import Example
 from torch import Tensor, nn
 
 from shardwright.ir import Graph
@@ -28,7 +29,7 @@ class Net(nn.Module):
 
 
 def captured_ops(module: nn.Module) -> tuple[Counter[str], Graph]:
-    example = (module, (torch.randn(3, 5, 2 * HALF),), {})
+    example: Example = (module, (torch.randn(3, 5, 2 * HALF),), {})
     captured = capture(*example)
     assert differences(graph_step(captured, example), eager_step(captured, example), 1e-6) == []
     return Counter(node.op for node in captured.graph.nodes), captured.graph
@@ -55,3 +56,22 @@ def test_the_gradient_of_a_mean_divides_before_it_expands() -> None:
 def test_a_first_power_is_its_base() -> None:
     _, graph = captured_ops(Net())
     assert [node.args[1] for node in graph.nodes if node.op == "aten.pow.Tensor_Scalar"] == [2, 3]
+
+
+class Dropped(nn.Module):
+    """Dropout of nothing leaves a copy in autograd's graph; a copy of an input that is handed back is needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(2 * HALF, 2 * HALF), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.dropout(self.linear(x)).sin().sum(), x.clone()
+
+
+def test_a_copy_of_an_intermediate_value_is_the_value() -> None:
+    example: Example = (Dropped(), (torch.randn(3, 5, 2 * HALF),), {})
+    captured = capture(*example, loss="0")
+    assert differences(graph_step(captured, example), eager_step(captured, example), 1e-6) == []
+    copied = [node.operands[0] for node in captured.graph.nodes if node.op == "aten.clone.default"]
+    assert copied == ["x"]

@@ -9,7 +9,7 @@ from shardwright.runtime.verify import parse_faults, verify
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
-PLANS = [("perceptron", 2, "loose"), ("llama", 2, "tight"), ("decoder", 4, "tight")]
+PLANS = [("perceptron", 4, "tight"), ("llama", 2, "tight"), ("resnet", 2, "loose")]
 
 
 @pytest.mark.parametrize(("name", "num_ranks", "budget"), PLANS)
