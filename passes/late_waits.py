@@ -94,12 +94,23 @@ class _Sinking:
             self._emit(position)
 
     def _emit(self, position: int) -> None:
+        """A node, behind everything held that it needs. Chains of those may be too long for Python's stack."""
+        waiting = [position]
+        while waiting:
+            missing = self._missing(waiting[-1]) if waiting[-1] not in self.done else None
+            if missing is not None:
+                waiting.append(missing)
+            else:
+                self._emit_ready(waiting.pop())
+
+    def _missing(self, position: int) -> int | None:
+        makers = (self.makers[name] for name in self.graph.nodes[position].operands if name in self.makers)
+        return next((maker for maker in makers if maker not in self.done), None)
+
+    def _emit_ready(self, position: int) -> None:
         if position in self.done:
             return
         node = self.graph.nodes[position]
-        for name in node.operands:
-            if name in self.makers:
-                self._emit(self.makers[name])
         if node.op == "mesh.all_reduce_":
             # It overwrites what held nodes still have to read.
             earlier = self.readers.get(self.roots[node.operands[0]], ())

@@ -75,8 +75,11 @@ def restrict(formulation: Formulation, recipe: Recipe) -> Bounds:
     """Bounds that leave the recipe's plans only."""
     bounds: Bounds = {}
     _restrict_params(formulation, recipe, bounds)
-    _restrict_reads(formulation, recipe, bounds)
-    _restrict_work(formulation, bounds)
+    if recipe.split_when_read:
+        _restrict_reads(formulation, bounds)
+        _restrict_work(formulation, bounds)
+    else:
+        _split_batch(formulation, bounds)
     for storage, choice in formulation.fates.items():
         _restrict_fate(choice, recipe.fates(formulation, storage), bounds)
     for variable in (*formulation.host.values(), *formulation.kept_gathers.values()):
@@ -97,16 +100,24 @@ def _num_splits(layout: Layout) -> int:
     return sum(placement != Replicate() for placement in layout)
 
 
-def _restrict_reads(formulation: Formulation, recipe: Recipe, bounds: Bounds) -> None:
+def _split_batch(formulation: Formulation, bounds: Bounds) -> None:
+    """Data parallelism: every operator is split as the batch is, on every axis, and reads weights whole."""
+    for unit in formulation.space.units:
+        if not unit.nodes:
+            continue
+        node = unit.nodes[0]
+        strategies = [axis[node.name] for axis in formulation.space.batch]
+        reads = tuple(tuple(s.reads[i] for s in strategies) for i in range(len(node.operands)))
+        results = tuple(tuple(s.results[i] for s in strategies) for i in range(len(node.results)))
+        wanted = (reads, results)
+        _forbid(formulation, unit, lambda c, w=wanted: (c.reads, c.layouts[: len(w[1])]) != w, bounds)  # type: ignore[misc]
+
+
+def _restrict_reads(formulation: Formulation, bounds: Bounds) -> None:
     weights = _weights(formulation)
     for edge in formulation.space.edges:
-        unit = formulation.space.units[edge.consumer]
-        if edge.slot == AT_REST or edge.value not in weights:
-            continue
-        if recipe.split_when_read:
-            _read_split(formulation, unit, edge.slot, bounds)
-        else:
-            _forbid(formulation, unit, lambda c, slot=edge.slot: _num_splits(c.reads[slot]) > 0, bounds)  # type: ignore[misc]
+        if edge.slot != AT_REST and edge.value in weights:
+            _read_split(formulation, formulation.space.units[edge.consumer], edge.slot, bounds)
 
 
 def _read_split(formulation: Formulation, unit: Unit, slot: int, bounds: Bounds) -> None:

@@ -11,7 +11,7 @@ from shardwright.passes.prefetch import block_gather_bytes
 from shardwright.passes.replay import Replay, replay
 from shardwright.planner.formulation import Machine
 
-__all__ = ["Candidate", "best", "evaluate", "judge", "refitted"]
+__all__ = ["Candidate", "best", "evaluate", "judge", "polish", "refitted"]
 
 MIB = 2**20
 
@@ -54,6 +54,17 @@ def evaluate(name: str, graph: Graph, decisions: Decisions, machine: Machine, bu
         if tried[-1].fits:
             break
     return best(tried)
+
+
+def polish(candidate: Candidate, graph: Graph, machine: Machine, budget: Budget) -> Candidate:
+    """The candidate under the best of all schedules: holding less sometimes is faster, where collectives queue."""
+    lowered = lower(graph, candidate.decisions)
+    tried = [candidate]
+    for schedule in schedules(lowered):
+        if schedule != candidate.decisions.schedule:
+            decisions = replace(candidate.decisions, schedule=schedule)
+            tried.append(_judge(candidate.name, lowered, decisions, machine, budget))
+    return replace(best(tried), objective_seconds=candidate.objective_seconds)
 
 
 def judge(name: str, graph: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Candidate:

@@ -6,8 +6,8 @@ with base the parameters and optimizer state. Not in here: collective buffers an
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from shardwright.ir import Phase
 from shardwright.ir.ops import is_view
@@ -15,7 +15,7 @@ from shardwright.planner.fates import GB, State
 from shardwright.planner.flows import Terms, add_terms, is_parameter
 from shardwright.planner.formulation import Formulation
 from shardwright.planner.memory_rows import Items
-from shardwright.planner.needs import Needs
+from shardwright.planner.needs import Early, Needs
 from shardwright.planner.space import AT_REST
 
 __all__ = ["add_memory_rows"]
@@ -39,12 +39,15 @@ def add_memory_rows(formulation: Formulation, needs: Needs, static: Terms) -> No
 class _ItemWriter:
     result: Formulation
     needs: Needs
+    early: dict[str, int] = field(default_factory=dict)
+    """Storage to the variable that says whether it is needed earlier than usual."""
 
     def __post_init__(self) -> None:
         self.space, self.flows, self.fates = self.result.space, self.result.flows, self.result.fates
 
     def items(self) -> Items:
         items = Items()
+        self._find_early()
         self._storage_items(items)
         self._version_items(items)
         self._gradient_items(items)
@@ -83,9 +86,34 @@ class _ItemWriter:
             items.add(("kept", key), fate.bytes_terms(State.KEEP), life.forward_last + 1, end)
             again = fate.bytes_terms(State.RECOMPUTE, State.OFFLOAD)
             items.add(("again", key), again, self.needs.first[name], end)
+            early = self.needs.early.get(name)
+            if early is not None and name in self.early:
+                size = {self.early[name]: max(fate.class_bytes) / GB}
+                items.add(("early", key), size, early.first, self.needs.first[name] - 1)
         for name, life in storages.backward.items():
             key = self.space.fold.key(name)
             items.add(("whole", key), whole[key], life.born, max(life.backward_uses))
+
+    def _find_early(self) -> None:
+        """A storage that is made again is needed early when a heavy child is recomputed, or another child that is
+        made again is needed early: e >= again + child - 1. Children first."""
+        for name, early in self.needs.early.items():
+            fate = self.fates.get(self.space.fold.key(name))
+            again = [fate.counts[s] for s in (State.RECOMPUTE, State.OFFLOAD) if s in fate.counts] if fate else []
+            if not again or fate is None:
+                continue
+            self.early[name] = self.result.model.variable()
+            for trigger in self._triggers(early):
+                row = {self.early[name]: 1.0, **dict.fromkeys(again, -1.0 / fate.multiplicity)}
+                self.result.model.row(add_terms(row, trigger, -1.0), -1.0)
+
+    def _triggers(self, early: Early) -> Iterator[Terms]:
+        for child in early.children:
+            made = self.fates.get(self.space.fold.key(child))
+            if made is not None and self.result.storages.forward[child].heavy and State.RECOMPUTE in made.counts:
+                yield {made.counts[State.RECOMPUTE]: 1.0 / made.multiplicity}
+            if child in self.early:
+                yield {self.early[child]: 1.0}
 
     def _storage_keys(self) -> list[str]:
         storages, fold = self.result.storages, self.space.fold

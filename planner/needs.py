@@ -6,9 +6,17 @@ from dataclasses import dataclass
 from shardwright.planner.space import Space
 from shardwright.planner.storages import Life, Storages
 
-__all__ = ["Needs", "find_needs"]
+__all__ = ["Early", "Needs", "find_needs"]
 
 NEVER = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """A storage is needed earlier than usual when one of these is recomputed."""
+
+    first: int
+    children: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -16,27 +24,36 @@ class Needs:
     """Positions in backward; conservative where it depends on the fates of others."""
 
     first: Mapping[str, int]
-    """Earliest position that may need the storage."""
+    """Earliest position that may need the storage, while nothing heavy is recomputed from it."""
     last: Mapping[str, int]
     """Latest such position, or -1 where backward never needs it."""
     wanted: frozenset[str]
     """Storages that recomputing another may read."""
+    early: Mapping[str, Early]
+    """What recomputing heavy operators asks for; without it a chain of layers would seem to need everything at the
+    start of backward."""
 
 
 def find_needs(space: Space, storages: Storages) -> Needs:
     """A storage is needed where backward reads it, and where a child that may be recomputed is first needed."""
     first: dict[str, int] = {}
+    sooner: dict[str, int] = {}
     last: dict[str, int] = {}
     wanted = set()
+    early: dict[str, Early] = {}
     for name, life in reversed(list(storages.forward.items())):
-        children = [
-            first[child] for child in life.children if _recomputable(storages.forward[child]) and first[child] < NEVER
-        ]
-        first[name] = min((*life.backward_uses, *children), default=NEVER)
-        last[name] = max((*life.backward_uses, *children), default=-1)
+        children = [c for c in life.children if _recomputable(storages.forward[c]) and sooner[c] < NEVER]
+        light = [first[c] for c in children if not storages.forward[c].heavy]
+        first[name] = min((*life.backward_uses, *light), default=NEVER)
+        sooner[name] = min((first[name], *(sooner[c] for c in children)))
+        last[name] = max((*life.backward_uses, *(first[c] for c in children if first[c] < NEVER)), default=-1)
         if children:
             wanted.add(name)
-    return Needs(first, last, frozenset(wanted))
+        asking = tuple(c for c in children if sooner[c] < first[name])
+        if asking:
+            early[name] = Early(sooner[name], asking)
+            first[name] = min(first[name], last[name]) if last[name] >= 0 else first[name]
+    return Needs(first, last, frozenset(wanted), early)
 
 
 def _recomputable(life: Life) -> bool:

@@ -13,7 +13,7 @@ from shardwright.ir import Budget, Decisions, Graph, InfeasibleError, Mesh, Phas
 from shardwright.ir.ops import aliased_operand
 from shardwright.passes.strategies import Rules
 from shardwright.planner.baselines import BASELINES, Recipe, restrict
-from shardwright.planner.candidates import Candidate, best, evaluate, refitted
+from shardwright.planner.candidates import Candidate, best, evaluate, polish, refitted
 from shardwright.planner.decode import decode
 from shardwright.planner.fates import FateOptions
 from shardwright.planner.fold import Fold
@@ -123,12 +123,14 @@ class Search:
         return replace(found, objective_seconds=candidate.objective_seconds)
 
     def _found(self) -> Found:
-        chosen, names = best(self.pool), {recipe.name for recipe in BASELINES}
+        names = {recipe.name for recipe in BASELINES}
+        chosen = polish(best(self.pool), self.request.graph, self.request.machine, self.budget)
+        self.pool.append(chosen)
         return Found(
             chosen=chosen,
             objective_seconds=chosen.objective_seconds,
             bound_seconds=min(chosen.objective_seconds, min(self.bounds.values(), default=0.0)),
-            baselines=tuple({c.name: c for c in self.pool if c.name in names}.values()),
+            baselines=tuple({c.name: c for c in reversed(self.pool) if c.name in names}.values())[::-1],
             unavailable=tuple(self.unavailable),
             space=self._space(),
             interrupted=self.interrupted,

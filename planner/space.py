@@ -105,6 +105,8 @@ class Space:
     edges: tuple[Edge, ...]
     targets: Mapping[str, Layout] = field(default_factory=dict)
     """Value to the layout the caller wants (loss, outputs, buffer updates)."""
+    batch: tuple[Mapping[str, Strategy], ...] = ()
+    """Per axis, what splitting the batch means for every node."""
     num_strategies: int = 0
     """Strategies offered by the rules, over axes."""
 
@@ -143,18 +145,18 @@ class _Builder:
     drafts: list[_Draft] = field(default_factory=list)
     unit_of: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    outer: list[dict[str, Strategy]] = field(default_factory=list)
-    """Per axis but the last, what splitting the batch means for every node."""
+    batch: list[dict[str, Strategy]] = field(default_factory=list)
+    """Per axis, what splitting the batch means for every node."""
     edges: dict[tuple[str, int, int, Phase, bool], int] = field(default_factory=dict)
     num_strategies: int = 0
 
     def __post_init__(self) -> None:
-        self.outer = [batch_strategies(self.graph, self.rules, size) for size in self.mesh.sizes[:-1]]
+        self.batch = [batch_strategies(self.graph, self.rules, size) for size in self.mesh.sizes]
 
     def _strategies(self, node: Node, axis: int) -> tuple[Strategy, ...]:
         """On the innermost axis whatever the rules offer; outer axes split the batch and nothing else."""
         if axis < len(self.mesh.sizes) - 1:
-            return (self.outer[axis][node.name],)
+            return (self.batch[axis][node.name],)
         offered = self.rules.strategies(self.graph, node, self.mesh.sizes[axis])
         self.num_strategies += len(offered)
         return offered
@@ -321,7 +323,17 @@ class _Builder:
             for (value, unit, slot, phase, cross), count in self.edges.items()
         ]
         targets = {name: replicated(self.mesh) for name in self._wanted_whole()}
-        return Space(self.graph, self.mesh, self.fold, units, self.unit_of, tuple(edges), targets, self.num_strategies)
+        return Space(
+            self.graph,
+            self.mesh,
+            self.fold,
+            units,
+            self.unit_of,
+            tuple(edges),
+            targets,
+            tuple(self.batch),
+            self.num_strategies,
+        )
 
     def _wanted_whole(self) -> tuple[str, ...]:
         loss = (self.graph.loss,) if self.graph.loss else ()

@@ -28,7 +28,8 @@ LOOSE_BYTES = 1 << 40
 SLACK = 1.1
 """The tight budget relative to the smallest."""
 GAP = 0.05
-SECONDS = 10.0
+SECONDS = 60.0
+"""Of one solve; a few on a quiet core. A machine that is busy must not fail a test."""
 
 
 @dataclass(frozen=True)
