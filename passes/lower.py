@@ -202,14 +202,12 @@ class _Lowering:
         elif fate is Fate.OFFLOAD:
             self._again[value] = self._reload(value)
         else:
-            origin, results = self._origin, tuple(f"{name}~again" for name in node.results)
-            self._write(node, results)
+            # Siblings with another fate are not replaced: their own storage is there, or comes back as `~again`.
+            again = [n for n in node.results if n not in self._again and self._fate(n) is Fate.RECOMPUTE]
+            origin, results = self._origin, {n: f"{n}~again" if n in again else f"{n}~unused" for n in node.results}
+            self._write(node, tuple(results.values()))
             self._origin = origin
-            again = dict(zip(node.results, results, strict=True))
-            # Siblings with another fate are not replaced: their own storage is there.
-            self._again.update(
-                {n: a for n, a in again.items() if n not in self._again and self._fate(n) is Fate.RECOMPUTE}
-            )
+            self._again.update({n: results[n] for n in again})
 
     def _fate(self, value: str) -> Fate:
         """Of a value made in forward. A view follows what it is a view of; a view of a redistributed copy, or of
