@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,21 +41,16 @@ def test_every_command_has_json(run: Run) -> None:
         assert "--json" in run(command, "--help")[1]
 
 
-def test_help_is_fast_and_loads_neither_torch_nor_the_solver() -> None:
-    """The fastest of three, since other work may share the machine."""
+def test_help_loads_neither_torch_nor_the_solver() -> None:
+    """What makes it answer at once."""
     code = (
         "import sys; sys.argv = ['shardwright', '--help']\n"
         "from shardwright.planner.cli import main\n"
         "try: main()\n"
-        "except SystemExit: print([m for m in ('torch', 'ortools') if m in sys.modules])"
+        "except SystemExit: print([m for m in ('torch', 'ortools', 'transformers', 'numpy') if m in sys.modules])"
     )
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-        seconds.append(time.perf_counter() - began)
-        assert done.stdout.splitlines()[-1] == "[]"
-    assert min(seconds) < 1.0
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize(
