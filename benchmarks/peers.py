@@ -62,7 +62,7 @@ def _plan(model_name: str, num_ranks: int, budget: str | int) -> StoredPlan:
     model = MODELS[model_name]
     torch.manual_seed(0)
     batch = dict(model.batch(torch.Generator().manual_seed(0)))
-    found = plan(model.build().train(), (), batch, cluster=f"cpu:{num_ranks}", budget=budget)
+    found = plan(model.build().train(), (), batch, cluster=f"cpu:{num_ranks}", budget=budget, optimizer="adamw-fused")
     return StoredPlan(found.plan, found.graph)
 
 
