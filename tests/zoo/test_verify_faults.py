@@ -9,7 +9,14 @@ from shardwright.runtime.verify import parse_faults, verify
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
-PLANS = [("perceptron", 4, "tight"), ("llama", 2, "tight"), ("resnet", 2, "loose")]
+PLANS = [
+    ("perceptron", 2, "loose"),
+    ("perceptron", 2, "tight"),
+    *(
+        pytest.param(*plan, marks=pytest.mark.study)
+        for plan in (("perceptron", 4, "tight"), ("llama", 2, "tight"), ("resnet", 2, "loose"))
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "num_ranks", "budget"), PLANS)

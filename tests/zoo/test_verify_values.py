@@ -13,7 +13,7 @@ FOUR = Mesh(("dp",), (4,))
 
 
 @pytest.mark.parametrize("name", ZOO)
-@pytest.mark.parametrize("num_ranks", MESHES)
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.study)])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_solved_plan_computes_every_value_of_the_model(
     zoo: PlannedZoo, name: str, num_ranks: int, budget: str
@@ -31,6 +31,7 @@ def test_a_plan_drawn_at_random_computes_every_value_of_the_model(zoo: PlannedZo
     assert not differences(subject, decisions)
 
 
+@pytest.mark.study
 @pytest.mark.parametrize("name", MORE)
 def test_models_of_the_same_kinds_compute_the_same_under_drawn_plans(zoo: PlannedZoo, name: str) -> None:
     subject = zoo.subject(name)
@@ -39,7 +40,7 @@ def test_models_of_the_same_kinds_compute_the_same_under_drawn_plans(zoo: Planne
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.study)])
 def test_in_float64_only_roundings_differ(zoo: PlannedZoo, name: str, num_ranks: int) -> None:
     """What float32 could hide: an epsilon, a mean over another count."""
     subject = zoo.subject(f"{name}.f64")
