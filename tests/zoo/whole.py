@@ -19,7 +19,7 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.captured import Captured
 from shardwright.runtime.lockstep import run_lockstep
 from shardwright.runtime.shards import shard, unshard
-from shardwright.runtime.torch_ops import torch_arg, torch_op
+from shardwright.runtime.torch_ops import TORCH_DTYPES, torch_arg, torch_op
 
 __all__ = ["Subject", "differences", "subject"]
 
@@ -55,9 +55,11 @@ def _given(captured: Captured, module: nn.Module, batch: Mapping[str, Tensor]) -
         **dict(module.named_buffers(remove_duplicate=False)),
     }
     held = {**state, **captured.tensors, **batch}
-    loss = captured.graph.types[captured.graph.loss]
+    loss, tangents = captured.graph.types[captured.graph.loss], captured.graph.inputs_of(InputKind.TANGENT)
     return {
-        i.name: torch.ones(loss.shape) if i.kind is InputKind.TANGENT else held[i.name].detach()
+        i.name: torch.ones(loss.shape, dtype=TORCH_DTYPES[loss.dtype])
+        if i.kind is InputKind.TANGENT
+        else held[i.name].detach()
         for i in captured.graph.inputs
     }
 
@@ -85,12 +87,10 @@ def differences(subject: Subject, decisions: Decisions) -> list[str]:
         {name: shard(value, decisions.layouts[name], mesh, rank) for name, value in subject.given.items()}
         for rank in range(mesh.num_ranks)
     ]
-    names = [
-        result
-        for node in lowered.nodes
-        for result in node.results
-        if _original(result) in subject.values and not node.op.startswith("aten.empty")
-    ]
+    # What `empty` holds is undefined, also after it went to the host and came back.
+    undefined = {r for node in subject.graph.nodes if node.op.startswith("aten.empty") for r in node.results}
+    known = subject.values.keys() - undefined
+    names = [result for node in lowered.nodes for result in node.results if _original(result) in known]
     found = run_lockstep(lowered, mesh, inputs, watch=names)
     wrong = []
     for name in names:
