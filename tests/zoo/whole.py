@@ -55,7 +55,7 @@ def _given(captured: Captured, module: nn.Module, batch: Mapping[str, Tensor]) -
         **dict(module.named_buffers(remove_duplicate=False)),
     }
     held = {**state, **captured.tensors, **batch}
-    loss, tangents = captured.graph.types[captured.graph.loss], captured.graph.inputs_of(InputKind.TANGENT)
+    loss = captured.graph.types[captured.graph.loss]
     return {
         i.name: torch.ones(loss.shape, dtype=TORCH_DTYPES[loss.dtype])
         if i.kind is InputKind.TANGENT
