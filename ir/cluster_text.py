@@ -124,8 +124,8 @@ def _cpu_cluster(num_ranks: int) -> Cluster:
     one = _read(_FOLDER / "cpu.toml")
     each = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_ranks
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # gloo's threads take as long as the collective; they hide on cores that no rank computes on.
-    link = replace(one.intra, overlap=min(1.0, max(0.0, cores / num_ranks - 1.0)))
+    # gloo's threads mostly wait, so they hide beside compute, but less where ranks already share their cores.
+    link = replace(one.intra, overlap=one.intra.overlap * min(1.0, cores / num_ranks))
     return replace(
         one,
         name=f"cpu:{num_ranks}",
