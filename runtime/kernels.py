@@ -99,7 +99,10 @@ def unpack(buffer: Tensor, shapes: list[list[int]]) -> list[Tensor]:
 
 
 def all_gather(x: Tensor, n: int, group: str) -> Tensor:
-    return torch.ops._c10d_functional.all_gather_into_tensor.default(_dense(x), n, group)  # type: ignore[no-any-return]
+    # Not all_gather_into_tensor: torch makes that a coalesced gather, and of gloo's, two in flight corrupt the heap.
+    sent = _dense(x)
+    out = sent.new_empty((n * sent.shape[0], *sent.shape[1:]))
+    return torch.ops._c10d_functional.all_gather_into_tensor_out.default(sent, n, group, out=out)  # type: ignore[no-any-return]
 
 
 def reduce_scatter(x: Tensor, reduce: str, n: int, group: str) -> Tensor:
