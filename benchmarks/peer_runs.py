@@ -3,7 +3,6 @@
 Seconds of a round are those of the slowest rank; processor time is the mean over ranks, threads of gloo included.
 """
 
-import ctypes
 import gc
 import resource
 import statistics
@@ -36,8 +35,6 @@ class Case:
     """Sides by a plan, by name."""
     peers: tuple[str, ...]
     rounds: int
-    steady_memory: bool
-    """Whether freed memory stays with the process, on all sides."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,6 @@ class SideResult:
 def run_case(case: Case) -> tuple[SideResult, ...]:
     """Collective; the same on every rank."""
     torch.set_num_threads(1)
-    if case.steady_memory:
-        _keep_freed_memory()
     model = MODELS[case.model]
     batch = model.batch(torch.Generator().manual_seed(SEED))
     sides = [make_planned(name, model, SEED, plan, batch) for name, plan in case.plans.items()]
@@ -134,13 +129,3 @@ def _over_ranks(taken: list[tuple[float, float]]) -> tuple[tuple[float, ...], tu
     dist.all_reduce(wall, dist.ReduceOp.MAX)
     dist.all_reduce(cpu)
     return tuple(wall.tolist()), tuple((cpu / dist.get_world_size()).tolist())
-
-
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc never to give freed memory back: large tensors then cost page faults once, not every step."""
-    libc = ctypes.CDLL(None)
-    for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 * 2**20)):
-        libc.mallopt(option, value)

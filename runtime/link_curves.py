@@ -43,7 +43,9 @@ class LinkCurves:
 
     num_ranks: int
     collectives: dict[tuple[str, int], Curve]
-    """(kind, group size) to seconds by bytes of the whole tensor."""
+    """(kind, group size) to seconds by bytes of the whole tensor, of ranks that do nothing else."""
+    meetings: dict[int, float]
+    """Group size to the seconds that every collective between pieces of compute costs beyond that."""
     copies: Curve
     """Mean of a copy into pooled host memory and one back into fresh memory, by bytes."""
     adam: Curve
@@ -53,9 +55,14 @@ class LinkCurves:
     memory_contention: float
     """The same for a large copy."""
 
+    def collective_seconds(self, kind: str, group_size: int, num_bytes: int) -> float:
+        """In a program."""
+        return self.collectives[kind, group_size].at(num_bytes) + self.meetings[group_size]
+
     def points(self) -> tuple[Point, ...]:
         """As rows for the database; `from_points` is the inverse."""
         named = {f"{kind} group={size}": curve for (kind, size), curve in self.collectives.items()}
+        named |= {f"meeting group={size}": Curve((1,), (seconds,)) for size, seconds in self.meetings.items()}
         named |= {"copy": self.copies, "adam": self.adam}
         named |= {"matmul contention": Curve((1,), (self.matmul_contention,))}
         named |= {"memory contention": Curve((1,), (self.memory_contention,))}
@@ -77,12 +84,14 @@ class LinkCurves:
         groups = {
             f"{kind} group={size}": (kind, size) for kind in COLLECTIVE_KINDS for size in group_sizes_of(num_ranks)
         }
-        wanted = {*groups, "copy", "adam", "matmul contention", "memory contention"}
+        meetings = {f"meeting group={size}": size for size in group_sizes_of(num_ranks)}
+        wanted = {*groups, *meetings, "copy", "adam", "matmul contention", "memory contention"}
         if not wanted <= curves.keys():
             return None
         return cls(
             num_ranks,
             {key: curves[name] for name, key in groups.items()},
+            {size: curves[name].seconds[0] for name, size in meetings.items()},
             curves["copy"],
             curves["adam"],
             curves["matmul contention"].seconds[0],

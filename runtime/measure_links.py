@@ -1,4 +1,5 @@
-"""Curves of this machine with all ranks busy: collectives by bytes, host copies, the optimizer, and contention.
+"""Curves of this machine with all ranks busy: collectives by bytes, what ranks lose where they meet, host copies, the
+optimizer, and contention.
 
 Needs the number of ranks; starts that many on gloo, one thread each, and leaves none behind. Gives `LinkCurves`.
 Groups of every size that divides the ranks are measured, all groups of a size at once, since they share the machine.
@@ -7,8 +8,9 @@ Collectives are those that the emitted program calls, waits and fresh results in
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -39,6 +41,10 @@ BURST_BYTES: Final = 65_536
 BURST: Final = 10
 REPEATS: Final = 6
 """Of a large one; small ones are cheap and vary more, so they are repeated more often."""
+MEETINGS: Final = 6
+"""Of a piece of compute and a small collective, timed together."""
+PRODUCTS: Final = 4
+"""Matrix products that make a piece: some 10 ms."""
 ADAM_PARAMETERS: Final = 16
 TIME_LIMIT_SECONDS: Final = 120.0
 ALL_SIZES: Final = LinkSizes()
@@ -56,14 +62,17 @@ def rank_curves(sizes: LinkSizes) -> LinkCurves:
     torch.set_num_threads(1)
     num_ranks = dist.get_world_size()
     collectives: dict[tuple[str, int], Curve] = {}
+    meetings: dict[int, float] = {}
     for group_size in group_sizes_of(num_ranks):
         group = _own_group(group_size)
+        meetings[group_size] = _meeting_seconds(group_size, group)
         for kind in _KINDS:
             seconds = [_collective_seconds(kind, size, group_size, group) for size in sizes.collectives]
             collectives[kind, group_size] = _rising(sizes.collectives, seconds)
     return LinkCurves(
         num_ranks,
         collectives,
+        meetings,
         _rising(sizes.copies, [_busy_seconds(_copy_call(size)) / 2 for size in sizes.copies]),
         _rising(sizes.adam, [_adam_seconds(size) for size in sizes.adam]),
         _core_share(num_ranks) * _contention(_matmul_call(), 2.0),
@@ -102,6 +111,25 @@ def _collective_seconds(kind: str, num_bytes: int, group_size: int, group: str) 
 
 
 Call = Callable[[], object]
+
+
+def _meeting_seconds(group_size: int, group: str) -> float:
+    """What a collective costs in a program beyond what it takes by itself: ranks come to it at different times.
+
+    The median over pairs of the same compute with and without: it happens every time, on a machine as busy as this.
+    """
+    product, meet = _matmul_call(), _all_reduce_in_place(1, group_size, group)
+
+    def compute(meeting: bool) -> None:
+        for _ in range(MEETINGS):
+            for _ in range(PRODUCTS):
+                product()
+            if meeting:
+                meet()
+
+    calls = [partial(compute, meeting) for _ in range(2 * REPEATS) for meeting in (False, True)]
+    seconds = _slowest_each([partial(compute, True), *calls])[1:]
+    return max(0.0, float((seconds[1::2] - seconds[::2]).median())) / MEETINGS
 
 
 def _all_gather(part: int, num_ranks: int, group: str) -> Call:
@@ -173,20 +201,22 @@ def _stream_call() -> Call:
 
 
 def _slowest(call: Call, repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Each repeat starts together on all ranks and counts as long as its slowest; the best of those.
-
-    The best, because strangers on the machine only ever add.
-    """
+    """The best of the repeats after a warm-up, because strangers on the machine only ever add."""
     call()
+    return float(_slowest_each([call] * repeats, clock).min())
+
+
+def _slowest_each(calls: Sequence[Call], clock: Callable[[], float] = time.perf_counter) -> torch.Tensor:
+    """Seconds of each: all ranks start together, and it counts as long as on the slowest."""
     taken = []
-    for _ in range(repeats):
+    for call in calls:
         dist.barrier()
         start = clock()
         call()
         taken.append(clock() - start)
     slowest = torch.tensor(taken, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest.min())
+    return slowest
 
 
 def _busy_seconds(call: Call) -> float:

@@ -205,10 +205,9 @@ class MeasuredPrices:
         span = span_of(group_sizes, axis, self.cluster.ranks_per_node)
         if span.num_members == 1:
             return 0.0
-        curve = self._links.collectives.get((kind, span.num_members)) if self._links else None
-        if curve is None or span.num_nodes > 1:
+        if self._links is None or span.num_nodes > 1:
             return self._estimates.collective_seconds(kind, num_bytes, group_sizes, axis)
-        return curve.at(num_bytes)
+        return self._links.collective_seconds(kind, span.num_members, num_bytes)
 
     def copy_seconds(self, num_bytes: int) -> float:
         if self._links is None or not num_bytes:

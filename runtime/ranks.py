@@ -4,7 +4,9 @@ Needs a launcher's environment (torchrun, or SLURM's `srun`) or an initialised `
 world is this one process, and no process group is made: collectives of one rank do not occur in a rank graph.
 """
 
+import atexit
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,6 +66,14 @@ def _join() -> None:
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=size)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """End the group that was joined here. Left to the interpreter's end, a thread of gloo's that still holds a tensor
+    asks for a lock that is gone, and the process aborts. After an error the other ranks may be gone: no goodbye."""
+    if dist.is_initialized() and not hasattr(sys, "last_value"):
+        dist.destroy_process_group()
 
 
 def _slurm_address() -> str:

@@ -45,7 +45,7 @@ def test_groups_are_all_divisors_but_one() -> None:
 
 def test_points_of_another_number_of_ranks_or_too_few_are_no_curves() -> None:
     curve = Curve((1, 2), (0.1, 0.2))
-    curves = LinkCurves(2, {(kind, 2): curve for kind in COLLECTIVE_KINDS}, curve, curve, 1.1, 1.7)
+    curves = LinkCurves(2, {(kind, 2): curve for kind in COLLECTIVE_KINDS}, {2: 1e-3}, curve, curve, 1.1, 1.7)
     points = curves.points()
     assert LinkCurves.from_points(2, points) == curves
     assert LinkCurves.from_points(4, points) is None
@@ -63,6 +63,7 @@ def test_four_ranks_measure_every_collective_in_every_group(four_ranks: RankPool
         assert 0 < curve.seconds[0] <= curve.seconds[-1] < 10
     for curve in curves.collectives.values():
         assert 2 * curve.seconds[0] < curve.seconds[-1]
+    assert curves.meetings.keys() == {2, 4} and all(0 <= seconds < 1 for seconds in curves.meetings.values())
     assert curves.matmul_contention >= 1 and curves.memory_contention >= 1
     assert LinkCurves.from_points(4, curves.points()) == curves
 

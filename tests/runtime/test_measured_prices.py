@@ -21,7 +21,7 @@ TWO_CPUS = Cluster(
     Link(1.5e9, 1e-4, 0.7), Link(1.5e9, 1e-4, 0.7), Host(2**33, 10e9, 1e-5, 2**16, 1e9),
 )  # fmt: skip
 CURVE = Curve((1_000, 1_000_000), (1e-4, 1e-2))
-LINKS = LinkCurves(2, {(kind, 2): CURVE for kind in COLLECTIVE_KINDS}, CURVE, CURVE, 1.5, 3.0)
+LINKS = LinkCurves(2, {(kind, 2): CURVE for kind in COLLECTIVE_KINDS}, {2: 1e-3}, CURVE, CURVE, 1.5, 3.0)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_contention_of_busy_ranks_is_on_top(database: ProfileDb) -> None:
 
 def test_traffic_follows_the_measured_curves(database: ProfileDb) -> None:
     prices = MeasuredPrices(TWO_CPUS, database)
-    assert prices.collective_seconds("all_reduce", 1_000_000, (2, 1), 0) == pytest.approx(1e-2)
+    assert prices.collective_seconds("all_reduce", 1_000_000, (2, 1), 0) == pytest.approx(1e-2 + 1e-3)
     assert prices.collective_seconds("all_reduce", 1_000_000, (2, 1), 1) == 0
     assert prices.copy_seconds(1_000) == pytest.approx(1e-4)
     assert prices.copy_seconds(0) == 0
