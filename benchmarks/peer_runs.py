@@ -35,6 +35,8 @@ class Case:
     """Sides by a plan, by name."""
     peers: tuple[str, ...]
     rounds: int
+    predicted: dict[str, tuple[float, int]]
+    """Seconds of a step and bytes of a rank, by side."""
 
 
 @dataclass(frozen=True)

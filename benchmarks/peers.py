@@ -26,17 +26,17 @@ import platformdirs
 import torch
 import torch.distributed as dist
 from peer_models import MODELS
+from peer_replay import predict_peers
 from peer_runs import Case, SideResult, run_case
-from peer_sides import DDP, FSDP, FSDP_AC, PEERS, TP
+from peer_sides import FSDP, FSDP_AC, PEERS
 
 from shardwright.ir import Plan, StoredPlan, format_size
-from shardwright.planner.api import plan
+from shardwright.planner.problem import Problem, pose
+from shardwright.planner.search import Search
 from shardwright.runtime.processor import num_cores
 from shardwright.runtime.rank_pool import RankPool
 
 PLANNED, TIGHT = "planned", "planned, tight"
-BASELINE_OF: Final = {DDP: "ddp", FSDP: "fsdp", FSDP_AC: "fsdp+recompute", TP: "tp+sp"}
-"""Which of a plan's baselines predicts which peer."""
 LOOSE: Final = "4GiB"
 STEADY_MEMORY: Final = {
     "MALLOC_MMAP_MAX_": "0",
@@ -64,18 +64,24 @@ class Options:
 
 def prepare(model_name: str, num_ranks: int, options: Options) -> Case:
     """Plan; needs no ranks."""
-    plans = {PLANNED: _plan(model_name, num_ranks, LOOSE)}
+    problem = _pose(model_name, num_ranks)
+    searching = Search(problem.request)
+    found = searching.under(problem.request.budget.device_bytes)
+    plans = {PLANNED: problem.plan(found, problem.request.budget.device_bytes)}
+    predicted = predict_peers(found, problem.request)
     if options.tight:
-        plans[TIGHT] = _plan(model_name, num_ranks, tight_bytes(plans[PLANNED].plan))
-    return Case(model_name, plans, options.peers, options.rounds)
+        tight = tight_bytes(plans[PLANNED])
+        plans[TIGHT] = problem.plan(searching.under(tight), tight)
+    predicted |= {name: (made.prediction.step_seconds, made.prediction.device_bytes) for name, made in plans.items()}
+    sides = {name: StoredPlan(made, problem.captured.graph) for name, made in plans.items()}
+    return Case(model_name, sides, options.peers, options.rounds, predicted)
 
 
-def _plan(model_name: str, num_ranks: int, budget: str | int) -> StoredPlan:
+def _pose(model_name: str, num_ranks: int) -> Problem:
     model = MODELS[model_name]
     torch.manual_seed(0)
     batch = dict(model.batch(torch.Generator().manual_seed(0)))
-    found = plan(model.build().train(), (), batch, cluster=f"cpu:{num_ranks}", budget=budget, optimizer="adamw-fused")
-    return StoredPlan(found.plan, found.graph)
+    return pose(model.build().train(), (), batch, cluster=f"cpu:{num_ranks}", budget=LOOSE, optimizer="adamw-fused")
 
 
 def tight_bytes(found: Plan) -> int:
@@ -114,23 +120,10 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
 
 
-def _predicted(case: Case, side: str) -> tuple[float, int] | None:
-    """Seconds and bytes by replay, of a plan or of the baseline that is like the peer."""
-    if side in case.plans:
-        prediction = case.plans[side].plan.prediction
-        return prediction.step_seconds, prediction.device_bytes
-    baselines = {baseline.name: baseline for baseline in case.plans[PLANNED].plan.baselines}
-    found = baselines.get(BASELINE_OF[side])
-    if found is None or found.step_seconds is None or found.device_bytes is None:
-        return None
-    return found.step_seconds, found.device_bytes
-
-
 def _predicted_text(case: Case, result: SideResult) -> str:
-    predicted = _predicted(case, result.name)
-    if predicted is None:
+    if result.name not in case.predicted:
         return f"{'n/a':>19}"
-    seconds, num_bytes = predicted
+    seconds, num_bytes = case.predicted[result.name]
     off = seconds / statistics.median(result.wall_seconds) - 1
     return f"{seconds:8.3f}s {format_size(num_bytes):>9} {off:+6.0%}"
 
@@ -192,7 +185,7 @@ def _record(case: Case, num_ranks: int, results: Sequence[SideResult]) -> dict[s
     return {
         "model": case.model,
         "ranks": num_ranks,
-        "sides": [{**asdict(r), "predicted": _predicted(case, r.name)} for r in results],
+        "sides": [{**asdict(r), "predicted": case.predicted.get(r.name)} for r in results],
     }
 
 

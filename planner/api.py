@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from shardwright.ir import Budget, Cluster, Graph, Mesh, Plan, PlanError, StoredPlan, format_size, load_cluster
 from shardwright.passes.optimizers import optimizer_spec
-from shardwright.planner.progress import Progress, ProgressSink
+from shardwright.planner.defaults import GAP, TIME_LIMIT_SECONDS, silent
+from shardwright.planner.progress import ProgressSink
 from shardwright.runtime.apply import apply
 from shardwright.runtime.captured import Captured
 from shardwright.runtime.device_prices import prices_for
@@ -20,19 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanResult", "apply", "check_plan", "plan"]
 
-TIME_LIMIT_SECONDS = 120.0
-GAP = 0.01
-
 
 @dataclass(frozen=True)
 class PlanResult(StoredPlan):
     """A plan and its graph, with the capture that `apply_captured` wants."""
 
     captured: Captured
-
-
-def silent(progress: Progress) -> None:
-    """Where nobody watches."""
 
 
 def plan(

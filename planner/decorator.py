@@ -29,7 +29,8 @@ from shardwright.ir import (
     print_plan,
 )
 from shardwright.planner.api import plan as plan_model
-from shardwright.planner.progress import Progress, ProgressSink
+from shardwright.planner.defaults import silent
+from shardwright.planner.progress import ProgressSink
 from shardwright.runtime.apply import apply_captured
 from shardwright.runtime.capture import capture
 from shardwright.runtime.inputs import InputMode
@@ -59,10 +60,6 @@ class _Options:
     progress: ProgressSink
 
 
-def _silent(progress: Progress) -> None:
-    pass
-
-
 def parallelize(
     *,
     cluster: str | Cluster | None = None,
@@ -76,7 +73,7 @@ def parallelize(
     inputs: InputMode = "global",
     time_limit: float = 60.0,
     on_plan: Callable[[Plan, Graph], None] | None = None,
-    progress: ProgressSink = _silent,
+    progress: ProgressSink = silent,
 ) -> Callable[[Model], Model]:
     """Decorate an `nn.Module` class. `cluster` defaults to the ranks of this run on this machine's CPUs.
 

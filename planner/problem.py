@@ -31,6 +31,7 @@ from shardwright.ir.files import read_text
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.baselines import UNAVAILABLE
 from shardwright.planner.candidates import Candidate
+from shardwright.planner.defaults import GAP, TIME_LIMIT_SECONDS, silent
 from shardwright.planner.fold import fold_of
 from shardwright.planner.formulation import Machine
 from shardwright.planner.meshes import candidate_meshes
@@ -80,19 +81,19 @@ def pose(
     *,
     cluster: str | Cluster,
     budget: str | int,
-    host: str | int,
-    optimizer: str,
-    loss: str | None,
-    loss_fn: LossFunction | None,
-    seed: int,
-    accumulate: int,
-    outputs: Collection[str],
-    mesh: Mesh | None,
-    rules: str | Path | None,
-    time_limit: float,
-    gap: float,
-    target: str,
-    progress: ProgressSink,
+    host: str | int = 0,
+    optimizer: str = "adamw",
+    loss: str | None = None,
+    loss_fn: LossFunction | None = None,
+    seed: int = 0,
+    accumulate: int = 1,
+    outputs: Collection[str] = (),
+    mesh: Mesh | None = None,
+    rules: str | Path | None = None,
+    time_limit: float = TIME_LIMIT_SECONDS,
+    gap: float = GAP,
+    target: str = "",
+    progress: ProgressSink = silent,
 ) -> Problem:
     """Capture the module and put the question; arguments as those of `api.plan`. Raises CaptureError, ClusterError."""
     if accumulate != 1:

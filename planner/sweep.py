@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.ir import Budget, Cluster, Mesh
-from shardwright.planner.api import GAP, TIME_LIMIT_SECONDS, PlanResult, silent
+from shardwright.planner.api import PlanResult
 from shardwright.planner.candidates import Candidate, best, refitted
+from shardwright.planner.defaults import GAP, TIME_LIMIT_SECONDS, silent
 from shardwright.planner.problem import pose, size_of
 from shardwright.planner.progress import ProgressSink
 from shardwright.planner.search import Found, Search

@@ -104,8 +104,8 @@ def test_check_refuses_a_budget_that_no_longer_holds(run: Run, tmp_path: Path) -
 
 
 def test_defaults_are_those_of_the_python_function(run: Run) -> None:
-    from shardwright.planner import api
+    from shardwright.planner import defaults
 
     _, out, _ = run("plan", "--help")
-    assert f"[default: {api.TIME_LIMIT_SECONDS}" in out
-    assert f"[default: {api.GAP};" in out
+    assert f"[default: {defaults.TIME_LIMIT_SECONDS}" in out
+    assert f"[default: {defaults.GAP};" in out
