@@ -34,9 +34,10 @@ MAX_REPEATS: Final = 200
 MIN_REPEATS: Final = 3
 SLOW_SECONDS: Final = 0.06
 """An operator that takes this long is timed once after its warm-up."""
-COLD_BYTES: Final = 16 * 2**20
+COLD_BYTES: Final = 48 * 2**20
 MAX_SETS: Final = 8
-"""Operands are copied until they fill `COLD_BYTES`, at most so many times."""
+"""Operands are copied until they fill `COLD_BYTES`, more than the last cache of most processors holds for a rank, at
+most so many times."""
 
 
 class MeasureError(ShardwrightError):
