@@ -166,21 +166,34 @@ class Search:
                 self.unavailable.append((recipe.name, "the rules do not allow it for this model and mesh"))
 
     def _baseline(self, recipe: Recipe) -> bool:
-        """On one axis; tensor parallel on the widest pair of axes where there is one."""
-        mesh = self.request.meshes[min(1, len(self.request.meshes) - 1) if recipe.split_when_read else 0]
-        formulation = self.formulations[mesh]
-        program = formulation.model.with_bounds(restrict(formulation, recipe))
-        solution = solve(program, time_limit_seconds=min(self._remaining(), 20.0), relative_gap=BASELINE_GAP)
-        if solution.values:
-            self._adopt(recipe.name, formulation, solution)
-        return bool(solution.values)
+        """The best by replay over the meshes that a person would try; whether there is one."""
+        found = []
+        for mesh in self._baseline_meshes(recipe):
+            formulation = self.formulations[mesh]
+            program = formulation.model.with_bounds(restrict(formulation, recipe))
+            solution = solve(program, time_limit_seconds=min(self._remaining(), 20.0), relative_gap=BASELINE_GAP)
+            if solution.values:
+                found.append(self._judged(recipe.name, formulation, solution))
+        if found:
+            self.pool.append(best(found))
+        return bool(found)
+
+    def _baseline_meshes(self, recipe: Recipe) -> tuple[Mesh, ...]:
+        """One axis; for tensor parallel the widest pair of axes too, and one axis only inside a node."""
+        meshes = self.request.meshes
+        if not recipe.split_when_read or len(meshes) == 1:
+            return meshes[:1]
+        is_one_node = meshes[0].num_ranks <= self.request.machine.cluster.ranks_per_node
+        return meshes[:2] if is_one_node else meshes[1:2]
 
     def _adopt(self, name: str, formulation: Formulation, solution: Solution) -> Candidate:
+        self.pool.append(self._judged(name, formulation, solution))
+        return self.pool[-1]
+
+    def _judged(self, name: str, formulation: Formulation, solution: Solution) -> Candidate:
         decisions = decode(formulation, solution.values)
         candidate = evaluate(name, self.request.graph, decisions, self.request.machine, self.budget)
-        candidate = replace(candidate, objective_seconds=_objective(formulation.model, solution.values))
-        self.pool.append(candidate)
-        return candidate
+        return replace(candidate, objective_seconds=_objective(formulation.model, solution.values))
 
     def _solve_meshes(self) -> None:
         """Relaxations first: a mesh whose bound is no better than a plan in hand is not solved."""
