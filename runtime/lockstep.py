@@ -155,16 +155,21 @@ def _groups(mesh: Mesh, axis: int) -> list[list[int]]:
 
 
 def _collective(op: str, sent: list[Tensor], reduce: str) -> list[Tensor]:
-    """What each member of one group receives."""
+    """What each member of one group receives; dense, as `kernels` makes it, but for an all-reduce, which keeps strides."""
     if op == "mesh.all_gather":
         gathered = torch.cat([tensor.reshape(tensor.shape or (1,)) for tensor in sent])
-        return [gathered.clone() for _ in sent]
+        return [_dense_copy(gathered) for _ in sent]
     if op == "mesh.all_to_all":
-        return [torch.cat(parts) for parts in zip(*(tensor.chunk(len(sent)) for tensor in sent), strict=True)]
+        parts = zip(*(tensor.chunk(len(sent)) for tensor in sent), strict=True)
+        return [_dense_copy(torch.cat(part)) for part in parts]
     total = reduce_terms(sent, reduce)
     if op == "mesh.reduce_scatter":
-        return [part.clone() for part in total.chunk(len(sent))]
+        return [_dense_copy(part) for part in total.chunk(len(sent))]
     return [total.clone() for _ in sent]
+
+
+def _dense_copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _call(node: Node, values: Values, mesh: Mesh, rank: int) -> Tensor | Sequence[Tensor | None]:

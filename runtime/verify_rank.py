@@ -108,10 +108,14 @@ class _Checker:
 
     def check_fault(self, fault: Fault) -> Comparison:
         self.session.installed = replace(self.session.installed, program=self._program(fault=fault))
+        before = _buffers(self.module)
         loss, gradients = self._planned()
+        buffers = _buffers(self.module)
+        _restore(self.module, before)
         if self._expected is None:
             self._expected = self._plain(self.plain)
-        return self._compare(loss, gradients, *self._expected)
+        comparison = self._compare(loss, gradients, *self._expected)
+        return replace(comparison, failures=(*comparison.failures, *self._differing_buffers(buffers)))
 
     def _planned(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and whole gradients of a planned step. Collective."""
@@ -134,9 +138,7 @@ class _Checker:
         loss = _loss(model(*args, **kwargs), self.captured.loss)
         loss.backward()  # type: ignore[no-untyped-call]
         self._plain_buffers = _buffers(model)
-        with torch.no_grad():  # several comparisons start from the same statistics
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
+        _restore(model, buffers)
         return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
     def _compare(
@@ -251,6 +253,13 @@ class _Checker:
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+
+
+def _restore(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Several comparisons start from the same statistics."""
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers[name])
 
 
 def _missing(gradients: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
