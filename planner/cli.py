@@ -1,4 +1,4 @@
-"""The command line: plan, show, check, verify, doctor.
+"""The command line: plan, sweep, show, check, verify, doctor.
 
 Exit codes: 0 ok; 1 differs, infeasible or refused; 2 usage. Results go to stdout, everything else to stderr. Torch and
 the solver are imported inside the commands that need them, so that help, show and usage errors answer at once.
@@ -14,6 +14,23 @@ import typer
 from rich.console import RenderableType
 
 from shardwright.ir import ShardwrightError
+from shardwright.planner.cli_options import (
+    AsJson,
+    BatchSize,
+    ClusterName,
+    DtypeName,
+    Gap,
+    HostSize,
+    LossPath,
+    MeshAxes,
+    OptimizerName,
+    PlanFile,
+    RulesFile,
+    Seed,
+    SeqLength,
+    TargetText,
+    TimeLimit,
+)
 from shardwright.planner.console import console, error_console
 from shardwright.planner.json_export import Json
 
@@ -27,35 +44,25 @@ app = typer.Typer(
     add_completion=True,
 )
 
-TargetText = Annotated[
-    str, typer.Argument(metavar="TARGET", help="file.py:function, package.module:function or hf:CONFIG.json")
-]
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", exists=True, dir_okay=False, help="a plan file")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON to stdout")]
-
 
 @app.command()
 def plan(
     target: TargetText,
-    cluster: Annotated[str, typer.Option(metavar="C", help="preset (h100x8, cpu:4) or a TOML file")],
+    cluster: ClusterName,
     budget: Annotated[str, typer.Option(metavar="SIZE", help="device memory of a rank: 900MiB, 70GiB")],
-    host: Annotated[str, typer.Option(metavar="SIZE", help="host memory of a rank")] = "0B",
+    host: HostSize = "0B",
     output: Annotated[Path, typer.Option("--output", "-o", metavar="F", help="plan file to write")] = Path("net.plan"),
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="whose state to plan for")] = "adamw",
-    dtype: Annotated[
-        str | None, typer.Option(metavar="NAME", help="of the parameters: float32, bfloat16, float16, float64")
-    ] = None,
-    loss: Annotated[str | None, typer.Option(metavar="PATH", help="output that is differentiated: .loss, 0")] = None,
-    rules: Annotated[
-        Path | None, typer.Option(metavar="F", exists=True, dir_okay=False, help="what the plan must respect")
-    ] = None,
-    mesh: Annotated[str | None, typer.Option(metavar="AXES", help="fix the mesh: dp=2,tp=4")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="global sequences a step; for hf:")] = None,
-    seq: Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens a sequence; for hf:")] = None,
+    optimizer: OptimizerName = "adamw",
+    dtype: DtypeName = None,
+    loss: LossPath = None,
+    rules: RulesFile = None,
+    mesh: MeshAxes = None,
+    batch: BatchSize = None,
+    seq: SeqLength = None,
     accumulate: Annotated[int, typer.Option(min=1, metavar="N", help="micro-batches a step")] = 1,
-    seed: Annotated[int, typer.Option(metavar="N", help="of random operators")] = 0,
-    time_limit: Annotated[float, typer.Option(min=0.0, metavar="S", help="seconds to solve")] = 120.0,
-    gap: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="G", help="relative gap to stop at")] = 0.01,
+    seed: Seed = 0,
+    time_limit: TimeLimit = 120.0,
+    gap: Gap = 0.01,
     as_json: AsJson = False,
 ) -> None:
     """Capture TARGET, solve, write the plan and its graph.
@@ -63,45 +70,124 @@ def plan(
     Ctrl-C keeps the best plan so far.
     """
     from shardwright.planner import cli_values
+    from shardwright.planner.cli_question import read_question
 
-    cli_values.check_target(target, batch, seq)
-    machines = cli_values.read_cluster(cluster)
-    device_bytes, host_bytes = cli_values.read_size(budget, "--budget"), cli_values.read_size(host, "--host", zero=True)
-    fixed_mesh, chosen_dtype = cli_values.read_mesh(mesh), cli_values.read_dtype(dtype)
-    spec_name = cli_values.read_optimizer(optimizer)
+    device_bytes = cli_values.read_size(budget, "--budget")
+    question = read_question(
+        target,
+        cluster=cluster,
+        host=host,
+        optimizer=optimizer,
+        dtype=dtype,
+        loss=loss,
+        rules=rules,
+        mesh=mesh,
+        batch=batch,
+        seq=seq,
+        seed=seed,
+        time_limit=time_limit,
+        gap=gap,
+    )
 
     from shardwright.planner import api
     from shardwright.planner.json_export import plan_json
     from shardwright.planner.progress import show_progress
     from shardwright.planner.summary import plan_summary
-    from shardwright.runtime.target import load_target
-    from shardwright.runtime.torch_ops import TORCH_DTYPES
 
-    loaded = load_target(target, batch, seq, None if chosen_dtype is None else TORCH_DTYPES[chosen_dtype])
+    loaded = question.load()
     with show_progress(error_console()) as progress:
         result = api.plan(
             loaded.module,
             loaded.args,
             loaded.kwargs,
-            cluster=machines,
             budget=device_bytes,
-            host=host_bytes,
-            optimizer=spec_name,
-            loss=loss,
-            seed=seed,
             accumulate=accumulate,
-            mesh=fixed_mesh,
-            rules=rules,
-            time_limit=time_limit,
-            gap=gap,
-            target=target,
             progress=progress,
+            **question.options,
         )
     result.save(output)
     if as_json:
         return _print_json(plan_json(result.plan) | {"file": str(output)})
     _print(plan_summary(result.plan, result.graph))
     error_console().print(f"written to {output}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def sweep(
+    target: TargetText,
+    cluster: ClusterName,
+    host: HostSize = "0B",
+    points: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="N", help="how many, from the fastest plan's peak to the least that works: 8"),
+    ] = None,
+    budgets: Annotated[str | None, typer.Option(metavar="SIZES", help="these instead: 70GiB,60GiB,50GiB")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="F.svg", help="picture to write")] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", file_okay=False, help="write every plan, as DIR/BUDGET.plan")
+    ] = None,
+    optimizer: OptimizerName = "adamw",
+    dtype: DtypeName = None,
+    loss: LossPath = None,
+    rules: RulesFile = None,
+    mesh: MeshAxes = None,
+    batch: BatchSize = None,
+    seq: SeqLength = None,
+    seed: Seed = 0,
+    time_limit: TimeLimit = 120.0,
+    gap: Gap = 0.01,
+    as_json: AsJson = False,
+) -> None:
+    """Plan TARGET under many budgets: what a smaller memory costs in time.
+
+    Prints a line per budget, the largest first, each smaller than the one before by the same factor, and the baselines
+    beside them. --time-limit holds for each budget, and
+    for each baseline whose memory is searched as well; Ctrl-C ends the search at hand and goes on with the next.
+    """
+    from shardwright.planner import cli_values
+    from shardwright.planner.cli_question import read_question
+
+    sizes = cli_values.read_sizes(budgets, points)
+    cli_values.check_picture(output)
+    question = read_question(
+        target,
+        cluster=cluster,
+        host=host,
+        optimizer=optimizer,
+        dtype=dtype,
+        loss=loss,
+        rules=rules,
+        mesh=mesh,
+        batch=batch,
+        seq=seq,
+        seed=seed,
+        time_limit=time_limit,
+        gap=gap,
+    )
+
+    from shardwright.planner import sweep as sweeping
+    from shardwright.planner.curve_files import save_curve
+    from shardwright.planner.curve_json import curve_json
+    from shardwright.planner.curve_table import curve_table
+    from shardwright.planner.progress import show_progress
+
+    loaded = question.load()
+    with show_progress(error_console()) as progress:
+        curve = sweeping.sweep(
+            loaded.module,
+            loaded.args,
+            loaded.kwargs,
+            budgets=sizes,
+            num_points=points or sweeping.NUM_POINTS,
+            progress=progress,
+            **question.options,
+        )
+    written = save_curve(curve, save, output)
+    if as_json:
+        return _print_json(curve_json(curve, written))
+    _print(curve_table(curve))
+    for path in written.all:
+        error_console().print(f"written to {path}", markup=False, soft_wrap=True)
 
 
 @app.command()

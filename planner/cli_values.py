@@ -14,6 +14,7 @@ from shardwright.ir import Cluster, Mesh, ShardwrightError, load_cluster, parse_
 __all__ = [
     "DTYPES",
     "check_fault",
+    "check_picture",
     "check_target",
     "check_world",
     "read_cluster",
@@ -21,6 +22,7 @@ __all__ = [
     "read_mesh",
     "read_optimizer",
     "read_size",
+    "read_sizes",
 ]
 
 DTYPES: Final = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
@@ -35,6 +37,15 @@ def read_size(text: str, option: str, zero: bool = False) -> int:
         return parse_size(text, zero=zero)
     except ShardwrightError as error:
         raise _usage(str(error), option) from error
+
+
+def read_sizes(budgets: str | None, points: int | None) -> list[int] | None:
+    """`70GiB,60GiB` to bytes; nothing where the range is to be found, for which alone `points` is."""
+    if budgets is None:
+        return None
+    if points is not None:
+        raise _usage("expected --points or --budgets, found both", "--points")
+    return [read_size(text.strip(), "--budgets") for text in budgets.split(",")]
 
 
 def read_cluster(text: str) -> Cluster:
@@ -84,6 +95,14 @@ def check_world(world: int | None, num_ranks: int) -> None:
     """A plan runs on the ranks of its mesh and on no others."""
     if world is not None and world != num_ranks:
         raise _usage(f"expected the {num_ranks} ranks of the plan's mesh, found {world}: plan for {world}", "--world")
+
+
+def check_picture(path: Path | None) -> None:
+    """An SVG file in a folder that is there: a sweep takes too long to find out at its end."""
+    if path is not None and path.suffix != ".svg":
+        raise _usage(f"expected a file name that ends in .svg, found {str(path)!r}", "--output")
+    if path is not None and not path.parent.is_dir():
+        raise _usage(f"expected a folder, found none at {str(path.parent)!r}", "--output")
 
 
 def check_target(text: str, batch: int | None, seq: int | None) -> None:

@@ -4,8 +4,10 @@ Equations, per storage v with L copies and its classes c of equal (local bytes, 
   sum_k n[v, k] = L,  n integer                                    (`_counts`)
   sum_c phi[v, k, c] = n[v, k] / L                                 (`_shares`)
   sum_k phi[v, k, c] = sum of choices in c                         (`_shares`)
-  n[v, recompute] / L + n[u, drop] / L' <= 1 for every parent u of v, which has L' copies   (`chain`)
-The last is sound because recomputed layers are laid out first and dropped ones last, so that no layer has both.
+  n[v, recompute] / L + n[u, drop] / L' <= 1 + k / L for every parent u of v, which has L' copies and stands k layers
+  before v                                                       (`chain`)
+The last is sound because recomputed layers are laid out first and dropped ones last, so that no layer is recomputed
+from one that is dropped.
 """
 
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from enum import StrEnum
 
 from shardwright.ir import Layout, TensorType, local_shape
 from shardwright.planner.flows import Flows, Terms, add_terms
+from shardwright.planner.fold import NO_GROUP
 from shardwright.planner.storages import Life, Storages
 
 __all__ = ["FateChoice", "FateOptions", "State", "build_fates"]
@@ -80,6 +83,7 @@ class _Builder:
     def __post_init__(self) -> None:
         # The caller holds these until the step ends: there is nothing to free.
         self._returned = {self.storages.roots.get(value, value) for value in self.flows.space.targets}
+        self._members = self.flows.space.fold.members()
 
     def add(self, storage: str, life: Life, wanted: bool) -> None:
         unit = self.flows.space.units[self.flows.space.unit_of[storage]]
@@ -148,14 +152,24 @@ class _Builder:
             again = choice.counts.get(State.RECOMPUTE)
             if again is None:
                 continue
-            for parent in self.lives[storage].parents:
-                dropped = self.found.get(self.flows.space.fold.key(parent))
+            for parent, distance in self._parents(storage):
+                dropped = self.found.get(parent)
                 if dropped is not None and State.DROP in dropped.counts:
                     shares = {again: 1.0 / choice.multiplicity, dropped.counts[State.DROP]: 1.0 / dropped.multiplicity}
-                    model.row(shares, upper=1.0)
+                    model.row(shares, upper=1.0 + distance / choice.multiplicity)
             first = siblings.setdefault(self.flows.space.graph.producers[storage].name, choice)
             if first is not choice:
                 model.row({again: 1.0, first.counts[State.RECOMPUTE]: -1.0}, 0.0, 0.0)
+
+    def _parents(self, storage: str) -> list[tuple[str, int]]:
+        """Representatives of what the layers of `storage` are made from, and how many layers before it those stand: the
+        first layer reads from outside what the others read from the one before."""
+        fold, found = self.flows.space.fold, dict[tuple[str, int], None]()
+        for member in self._members.get(storage, (storage,)):
+            for parent in self.lives[member].parents:
+                inside = fold.group(parent) != NO_GROUP and fold.group(parent) == fold.group(member)
+                found[fold.key(parent), fold.layer(member) - fold.layer(parent) if inside else 0] = None
+        return list(found)
 
 
 def build_fates(

@@ -195,16 +195,21 @@ class _Writer:
             if unit.kind is None:
                 continue
             name, copies = unit.values[0], unit.multiplicity
+            on_host: Terms = {}
             for variable, (layout,) in zip(
                 self.flows.choices[unit.index], (c.layouts for c in unit.choices), strict=True
             ):
                 local = self.result.local(name, layout)
                 add_terms(static, {variable: local.num_bytes * copies / GB})
                 if unit.kind is InputKind.PARAM:
-                    self._state(unit, variable, local, static)
+                    add_terms(on_host, self._state(unit, variable, local, static))
+            if on_host:
+                self.result.host[name] = self.model.variable(copies, integer=True)
+                self.model.row(on_host | {self.result.host[name]: -1.0 / copies}, 0.0, 0.0)
         return static
 
-    def _state(self, unit: Unit, variable: int, local: TensorType, static: Terms) -> None:
+    def _state(self, unit: Unit, variable: int, local: TensorType, static: Terms) -> Terms:
+        """The share of the layers whose optimizer state is on the host, where it can be: their layout is this one."""
         optimizer, prices, copies = self.machine.optimizer, self.machine.prices, unit.multiplicity
         element_bytes = max(local.num_bytes // max(local.num_elements, 1), 1)
         state_bytes = optimizer.state_bytes(local.num_elements, element_bytes)
@@ -212,20 +217,16 @@ class _Writer:
         add_terms(static, {variable: state_bytes * copies / GB})
         add_terms(self.cost, {variable: on_device * copies})
         if not self.machine.host_bytes or state_bytes < self.machine.cluster.host.smallest_offload_bytes:
-            return
-        name = unit.values[0]
-        if name not in self.result.host:
-            self.result.host[name] = self.model.variable(copies, integer=True)
-        count = self.result.host[name]
+            return {}
         share = self.model.variable()
         self.model.row({share: 1.0, variable: -1.0}, upper=0.0)
-        self.model.row({share: 1.0, count: -1.0 / copies}, upper=0.0)
-        on_host = prices.optimizer_seconds(local.num_elements, state_bytes, True) + 2 * prices.copy_seconds(
+        on_host = prices.optimizer_seconds(local.num_elements, state_bytes, True) + 3 * prices.copy_seconds(
             local.num_bytes
         )
         add_terms(static, {share: -state_bytes * copies / GB})
         add_terms(self.host_terms, {share: state_bytes * copies / GB})
         add_terms(self.cost, {share: (on_host - on_device) * copies})
+        return {share: 1.0}
 
     def _copies(self) -> None:
         """Copies of activations hide behind compute of their direction's phase; the rest stalls."""

@@ -1,10 +1,10 @@
-"""A mixed-integer linear program as plain lists, and its solution by HiGHS through OR-Tools MathOpt.
+"""A mixed-integer linear program as plain lists, and its solution by HiGHS or SCIP through OR-Tools MathOpt.
 
 Units: seconds in milliseconds, bytes in a unit of the model's size, so that coefficients stay between 1e-4 and 1e5.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -15,9 +15,15 @@ from ortools.math_opt.solvers import highs_pb2
 
 from shardwright.ir import ShardwrightError
 
-__all__ = ["LinearModel", "Solution", "Status", "solve"]
+__all__ = ["Engine", "LinearModel", "Solution", "Status", "solve"]
 
 Terms = Mapping[int, float]
+
+
+class Engine(StrEnum):
+    HIGHS = "highs"
+    SCIP = "scip"
+    """Takes a hint; HiGHS does not."""
 
 
 class Status(StrEnum):
@@ -74,8 +80,18 @@ class LinearModel:
         )
 
 
-def solve(model: LinearModel, *, time_limit_seconds: float, relative_gap: float) -> Solution:
-    """Solve with one thread and a fixed seed: equal models have equal solutions unless the clock cuts in."""
+def solve(
+    model: LinearModel,
+    *,
+    time_limit_seconds: float,
+    relative_gap: float,
+    engine: Engine = Engine.HIGHS,
+    hint: Sequence[float] = (),
+) -> Solution:
+    """Solve with one thread and a fixed seed: equal models have equal solutions unless the clock cuts in.
+
+    A hint is a value for every variable to start from; it is checked by the engine, not trusted.
+    """
     if any(lower > upper for lower, upper in zip(model.lower, model.upper, strict=True)):
         return Solution(Status.INFEASIBLE, math.inf, math.inf, ())  # MathOpt takes crossed bounds for a mistake
     parameters = mathopt.SolveParameters(
@@ -86,8 +102,15 @@ def solve(model: LinearModel, *, time_limit_seconds: float, relative_gap: float)
         highs=highs_pb2.HighsOptionsProto(int_options={"threads": 1}),
     )
     built = mathopt.Model.from_model_proto(_proto(model))
-    result = mathopt.solve(built, mathopt.SolverType.HIGHS, params=parameters)
+    start = mathopt.ModelSolveParameters()
+    if hint and engine is Engine.SCIP:
+        values = dict(zip(built.variables(), hint, strict=True))
+        start.solution_hints.append(mathopt.SolutionHint(variable_values=values))
+    result = mathopt.solve(built, _SOLVERS[engine], params=parameters, model_params=start)
     return _solution(result, built)
+
+
+_SOLVERS = {Engine.HIGHS: mathopt.SolverType.HIGHS, Engine.SCIP: mathopt.SolverType.GSCIP}
 
 
 def _proto(model: LinearModel) -> model_pb2.ModelProto:

@@ -81,7 +81,8 @@ def search(request: Request) -> Found:
 
 @dataclass
 class Search:
-    """Searches under one budget after the other: programs and everything that was replayed serve the next as well."""
+    """Searches under one budget after the other: programs and everything that was replayed serve the next as well. With
+    the programs of another search it finds what a search of its own would."""
 
     request: Request
     formulations: dict[Mesh, Formulation] = field(default_factory=dict)
@@ -98,10 +99,11 @@ class Search:
         self.budget = Budget(device_bytes, self.request.budget.host_bytes)
         self.pool = [refitted(candidate, self.budget) for candidate in self.pool]
         self.bounds, self.interrupted = {}, False
-        is_first = not self.formulations
-        for mesh in self.request.meshes if is_first else ():
-            self._say(f"formulate {mesh}")
-            self.formulations[mesh] = self._formulate(mesh)
+        is_first = not self.pool
+        for mesh in self.request.meshes:
+            if mesh not in self.formulations:
+                self._say(f"formulate {mesh}")
+                self.formulations[mesh] = self._formulate(mesh)
         try:
             if is_first:
                 self._solve_baselines()
@@ -161,6 +163,9 @@ class Search:
 
     def _solve_baselines(self) -> None:
         for recipe in BASELINES:
+            if recipe.needs_host and not self.request.budget.host_bytes:
+                self.unavailable.append((recipe.name, "no host memory to move anything to: give --host"))
+                continue
             self._say(f"baseline {recipe.name}")
             if not self._baseline(recipe):
                 self.unavailable.append((recipe.name, "the rules do not allow it for this model and mesh"))

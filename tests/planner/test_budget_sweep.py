@@ -37,7 +37,7 @@ def swept(host_bytes: int) -> Sweep:
     step = (LOOSE_BYTES - smallest) // (NUM_POINTS - 1)
     budgets = [*(LOOSE_BYTES - step * number for number in range(NUM_POINTS - 1)), smallest]
     found = sweep(module, args, kwargs, cluster=fast_host(), budgets=budgets, host=host_bytes)
-    return Sweep(host_bytes, smallest, tuple(found))
+    return Sweep(host_bytes, smallest, tuple(point.result for point in found.points))
 
 
 BOTH_HOSTS = pytest.mark.parametrize("host_bytes", [0, GIB], ids=["host-0", "host-1GiB"])

@@ -32,12 +32,12 @@ def plan_file(llama_plan: Plan, llama_graph: Graph, tmp_path: Path) -> Path:
 def test_help_names_every_command(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    for command in ("plan", "show", "check", "verify", "doctor"):
+    for command in ("plan", "sweep", "show", "check", "verify", "doctor"):
         assert f"  {command} " in out
 
 
 def test_every_command_has_json(run: Run) -> None:
-    for command in ("plan", "show", "check", "verify", "doctor"):
+    for command in ("plan", "sweep", "show", "check", "verify", "doctor"):
         assert "--json" in run(command, "--help")[1]
 
 

@@ -5,11 +5,17 @@ from dataclasses import replace
 import pytest
 from tests.planner.small_graphs import ONE, TENSOR_BYTES, FixedPrices, machine, square_graph
 from tests.planner.solving import captured, formulated, known_rules, peak_bytes, smallest_bytes, solved
+from tests.zoo.machines import compute_bound
+from tests.zoo.models import ZOO
 
 from shardwright.ir import Fate, Mesh
+from shardwright.passes.analytical import AnalyticalPrices
+from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.decode import decode
 from shardwright.planner.fates import FateOptions, State
+from shardwright.planner.formulation import Machine
 from shardwright.planner.linear import Status, solve
+from shardwright.runtime.capture import capture
 
 TWO = Mesh(("x",), (2,))
 CHAIN = square_graph(
@@ -88,3 +94,29 @@ def test_a_tighter_budget_never_costs_less_and_bounds_stay_below(host_bytes: int
     relaxed = replace(limited, integer=[False] * len(limited.integer))
     assert solve(relaxed, time_limit_seconds=10.0, relative_gap=1e-6).objective <= before * (1 + 1e-6)
     assert solved(formulation, 0.99 * smallest).status is Status.INFEASIBLE
+
+
+def test_no_layer_recomputes_from_what_the_layer_before_dropped() -> None:
+    """In bfloat16 backward reads a layer's output only to make the next layer's cast of it again. Of two layers, both
+    casts are made again: the output of the last may be dropped, that of the first may not."""
+    module, args, kwargs = ZOO["llama"]()
+    graph, cluster = capture(module.bfloat16(), args, kwargs).keeping(()).graph, compute_bound(1)
+    modelled = Machine(cluster, AnalyticalPrices(cluster), optimizer_spec("adamw"), 0)
+    formulation = formulated(graph, ONE, modelled, FateOptions(), rules=known_rules())
+    cast = formulation.fates["model.layers.0.input_layernorm/to_copy"].counts[State.RECOMPUTE]
+    output = formulation.fates["model.layers.0/add:2"].counts[State.DROP]
+    both, one = {cast: (2.0, 2.0), output: (2.0, 2.0)}, {cast: (2.0, 2.0), output: (1.0, 1.0)}
+    assert solved(formulation, bounds=both).status is Status.INFEASIBLE
+    assert solved(formulation, bounds=one).status is Status.OPTIMAL
+
+
+def test_optimizer_state_moves_to_the_host_as_often_as_the_program_says_and_pays() -> None:
+    """A loose budget moves none; under a tight one the decoded plan holds what the rows hold."""
+    adam = machine(1, host_bytes=10**6, optimizer=optimizer_spec("adamw"))
+    formulation = formulated(CHAIN, ONE, adam, FateOptions(recompute=False))
+    assert formulation.host
+    loose = solved(formulation)
+    assert not decode(formulation, loose.values).tiers
+    least = solved(formulation, smallest_bytes(formulation) * 1.001)
+    assert set(decode(formulation, least.values).tiers) == set(formulation.host)
+    assert least.objective > loose.objective
