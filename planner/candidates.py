@@ -13,14 +13,16 @@ from shardwright.planner.formulation import Machine
 
 __all__ = ["Candidate", "best", "evaluate", "judge", "polish", "refitted"]
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 
 
 def schedules(lowered: Graph) -> tuple[Schedule, ...]:
     """From the one that hides most, with a block's parameters arriving while another computes, to the one that holds
     least."""
     block_bytes = block_gather_bytes(lowered)
+    moves = any(node.op == "tier.offload" for node in lowered.nodes)
     return (
+        *(Schedule(gather_bytes=block_bytes, offload_bytes=n * GIB, reload_bytes=GIB) for n in (4, 1) if moves),
         Schedule(gather_bytes=block_bytes),
         Schedule(8 * MIB, MIB // 4, block_bytes // 4, 16 * MIB, 32 * MIB, 32 * MIB),
         Schedule(MIB, 0, 0, MIB, MIB, MIB),
@@ -38,6 +40,8 @@ class Candidate:
     fits: bool
     objective_seconds: float = math.inf
     """In the program that it was solved with; infinite where it is from elsewhere."""
+    spread: Replay | None = None
+    """Of the schedule that hides most, where that one does not fit; None where it does."""
 
     @property
     def rank_key(self) -> tuple[bool, float, int]:
@@ -53,7 +57,7 @@ def evaluate(name: str, graph: Graph, decisions: Decisions, machine: Machine, bu
         tried.append(_judge(name, lowered, replace(decisions, schedule=schedule), machine, budget))
         if tried[-1].fits:
             break
-    return best(tried)
+    return replace(best(tried), spread=None if tried[0].fits else tried[0].replay)
 
 
 def polish(candidate: Candidate, graph: Graph, machine: Machine, budget: Budget) -> Candidate:

@@ -7,6 +7,7 @@ whose budget is the true one.
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir import Budget, Decisions, Graph, InfeasibleError, Mesh, Phase, UserRules
@@ -15,7 +16,7 @@ from shardwright.passes.strategies import Rules
 from shardwright.planner.baselines import BASELINES, Recipe, restrict
 from shardwright.planner.candidates import Candidate, best, evaluate, polish, refitted
 from shardwright.planner.decode import decode
-from shardwright.planner.fates import FateOptions
+from shardwright.planner.fates import FateOptions, State
 from shardwright.planner.fold import Fold
 from shardwright.planner.formulate import formulate
 from shardwright.planner.formulation import Formulation, Machine
@@ -221,6 +222,13 @@ class Search:
         return min((c.objective_seconds for c in self.pool if c.fits), default=math.inf)
 
     def _solve_mesh(self, mesh: Mesh, seconds: float) -> None:
+        """With everything allowed, then with nothing moved to the host: replay may find that copies do not hide."""
+        moving = _moving(self.formulations[mesh])
+        self._refine(mesh, seconds / 2 if moving else seconds, {})
+        if moving:
+            self._refine(mesh, seconds / 2, dict.fromkeys(moving, (0.0, 0.0)))
+
+    def _refine(self, mesh: Mesh, seconds: float, bounds: Mapping[int, tuple[float, float]]) -> None:
         formulation, budget = self.formulations[mesh], self.budget.device_bytes
         unit_bytes = formulation.unit_bytes
         limit, deadline = budget / unit_bytes, time.monotonic() + seconds
@@ -228,11 +236,11 @@ class Search:
         for number in range(ROUNDS):
             self._say(f"solve {mesh}")
             solution = solve(
-                formulation.model.with_bounds({formulation.peak: (0.0, limit)}),
+                formulation.model.with_bounds({**bounds, formulation.peak: (0.0, limit)}),
                 time_limit_seconds=max(deadline - time.monotonic(), 1.0) / 2,
                 relative_gap=self.request.gap,
             )
-            if number == 0:
+            if number == 0 and not bounds:
                 self.bounds[mesh] = max(self.bounds[mesh], solution.bound / 1e3)
                 self.interrupted |= solution.status is Status.FEASIBLE
             if not solution.values:
@@ -242,12 +250,12 @@ class Search:
                 return
             before = decisions
             candidate = self._adopt(JOINT, formulation, solution)
-            change = budget - candidate.replay.peak_bytes
+            change = budget - _wanted_bytes(candidate, self.request.gap)
             binds = solution.values[formulation.peak] > 0.97 * limit
             good = solution.objective <= self.bounds[mesh] * 1e3 * (1 + self.request.gap)
-            if candidate.fits and (change < ROOM * budget or not binds or good):
+            if 0 <= change and (change < ROOM * budget or not binds or good):
                 return
-            limit = (limit if candidate.fits else min(limit, solution.values[formulation.peak])) + change / unit_bytes
+            limit = (limit if change >= 0 else min(limit, solution.values[formulation.peak])) + change / unit_bytes
             if limit <= 0 or time.monotonic() > deadline:
                 return
 
@@ -289,6 +297,22 @@ class Search:
             f"{choices:,} choices over {len(spaces)} meshes, outer axes by batch, {classes} layer classes,"
             f" {max(pruned, 0):,} uneven or equal ones left out"
         )
+
+
+def _moving(formulation: Formulation) -> list[int]:
+    """Variables that put something on the host."""
+    offloaded = [
+        choice.counts[State.OFFLOAD] for choice in formulation.fates.values() if State.OFFLOAD in choice.counts
+    ]
+    return [*offloaded, *formulation.host.values()]
+
+
+def _wanted_bytes(candidate: Candidate, gap: float) -> int:
+    """What the plan needs to run as fast as it can: with the schedule that hides most, where hiding less takes longer."""
+    spread, judged = candidate.spread, candidate.replay
+    if spread is not None and judged.step_seconds > spread.step_seconds * (1 + gap):
+        return spread.peak_bytes
+    return judged.peak_bytes
 
 
 def _objective(model: LinearModel, values: tuple[float, ...]) -> float:

@@ -71,6 +71,14 @@ def test_with_a_fast_host_memory_is_bought_by_offloading() -> None:
     assert swept(GIB).smallest_bytes < swept(0).smallest_bytes
 
 
+def test_a_plan_with_a_host_is_no_slower_than_one_without() -> None:
+    """Whatever copies cost by replay, moving nothing stays a choice; 1 % is what the solver may leave."""
+    without = swept(0).plans[NUM_POINTS // 2].plan
+    module, args, kwargs = llama(SIZE)
+    found = plan(module, args, kwargs, cluster=fast_host(), budget=without.budget.device_bytes, host=GIB)
+    assert found.plan.prediction.step_seconds <= 1.01 * without.prediction.step_seconds
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 @BOTH_HOSTS
