@@ -155,7 +155,7 @@ def _groups(mesh: Mesh, axis: int) -> list[list[int]]:
 
 
 def _collective(op: str, sent: list[Tensor], reduce: str) -> list[Tensor]:
-    """What each member of one group receives; dense, as `kernels` makes it, but for an all-reduce, which keeps strides."""
+    """What each member of one group receives: dense, as `kernels` makes it; only an all-reduce keeps strides."""
     if op == "mesh.all_gather":
         gathered = torch.cat([tensor.reshape(tensor.shape or (1,)) for tensor in sent])
         return [_dense_copy(gathered) for _ in sent]
