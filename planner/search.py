@@ -308,7 +308,7 @@ def _moving(formulation: Formulation) -> list[int]:
 
 
 def _wanted_bytes(candidate: Candidate, gap: float) -> int:
-    """What the plan needs to run as fast as it can: that of the schedule that hides most, where hiding less is slower."""
+    """What the plan needs to run as fast as it can: of the schedule that hides most, where hiding less is slower."""
     spread, judged = candidate.spread, candidate.replay
     if spread is not None and judged.step_seconds > spread.step_seconds * (1 + gap):
         return spread.peak_bytes
