@@ -13,13 +13,13 @@ from typing import Final
 from peer_sides import DDP, FSDP, FSDP_AC, TP
 
 from shardwright.ir import Graph, Node
-from shardwright.ir.ops import aliased_operand
 from shardwright.passes.base import Pass
 from shardwright.passes.bucket import Bucket
 from shardwright.passes.bucket_gathers import BucketGathers
 from shardwright.passes.early_starts import EarlyStarts
 from shardwright.passes.inplace import InPlace
 from shardwright.passes.late_waits import LateWaits
+from shardwright.passes.lifetimes import storage_roots
 from shardwright.passes.lower import lower
 from shardwright.passes.prefetch import block_gather_bytes
 from shardwright.passes.replay import replay
@@ -48,42 +48,31 @@ def predict_peers(found: Found, request: Request) -> dict[str, tuple[float, int]
 def _peer_seconds(peer: str, baseline: Candidate, request: Request) -> float:
     if peer == TP:
         return baseline.replay.step_seconds
-    if peer == DDP:
-        return _seconds(baseline, request, (EarlyStarts(), Bucket(DDP_BUCKET), InPlace(), LateWaits(ALL, 0)))
-    block = block_gather_bytes(lower(request.graph, baseline.decisions))
-    return _seconds(baseline, request, (EarlyStarts(), BucketGathers(ALL, block), Bucket(block), InPlace()))
-
-
-def _seconds(baseline: Candidate, request: Request, passes: tuple[Pass, ...]) -> float:
-    machine, decisions = request.machine, baseline.decisions
-    program = lower(request.graph, decisions)
-    for step in passes:
+    program = lower(request.graph, baseline.decisions)
+    for step in _passes(peer, program):
         program = step.run(program)
+    machine, decisions = request.machine, baseline.decisions
     judged = replay(program, decisions.mesh, machine.prices, machine.cluster, machine.optimizer, decisions.tiers)
     return judged.step_seconds + _copy_seconds(program, request)
 
 
+def _passes(peer: str, lowered: Graph) -> tuple[Pass, ...]:
+    if peer == DDP:
+        return EarlyStarts(), Bucket(DDP_BUCKET), InPlace(), LateWaits(ALL, 0)
+    block = block_gather_bytes(lowered)
+    return EarlyStarts(), BucketGathers(ALL, block), Bucket(block), InPlace()
+
+
 def _copy_seconds(program: Graph, request: Request) -> float:
     """Of tensors that travel alone: our program sends them as they are, a peer copies them into a bucket of one."""
-    total = 0.0
+    total, roots = 0.0, storage_roots(program)
     for start in program.nodes:
         if start.op not in ("mesh.all_reduce_", "mesh.all_reduce", "mesh.reduce_scatter", "mesh.all_gather"):
             continue
-        if _is_packed(start, program):
+        maker = program.producers.get(roots[start.operands[0]])
+        if maker is not None and maker.op in PACKED:
             continue
         kind = max((program.types[name] for name in (start.operands[0], start.name)), key=lambda t: t.num_bytes)
         copied = Node("aten.clone.default", (start.args[0],), (), ("copied",))
         total += request.machine.prices.op_seconds(copied, (kind,), (kind,))
     return total
-
-
-def _is_packed(start: Node, program: Graph) -> bool:
-    value = start.operands[0]
-    while (maker := program.producers.get(value)) is not None:
-        if maker.op in PACKED:
-            return True
-        aliased = aliased_operand(maker)
-        if aliased is None:
-            return False
-        value = aliased
-    return False

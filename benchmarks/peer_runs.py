@@ -37,6 +37,8 @@ class Case:
     rounds: int
     predicted: dict[str, tuple[float, int]]
     """Seconds of a step and bytes of a rank, by side."""
+    fresh_memory: bool
+    """Whether glibc gives freed memory back."""
 
 
 @dataclass(frozen=True)

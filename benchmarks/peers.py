@@ -74,7 +74,7 @@ def prepare(model_name: str, num_ranks: int, options: Options) -> Case:
         plans[TIGHT] = problem.plan(searching.under(tight), tight)
     predicted |= {name: (made.prediction.step_seconds, made.prediction.device_bytes) for name, made in plans.items()}
     sides = {name: StoredPlan(made, problem.captured.graph) for name, made in plans.items()}
-    return Case(model_name, sides, options.peers, options.rounds, predicted)
+    return Case(model_name, sides, options.peers, options.rounds, predicted, options.fresh_memory)
 
 
 def _pose(model_name: str, num_ranks: int) -> Problem:
@@ -90,13 +90,13 @@ def tight_bytes(found: Plan) -> int:
     return (peaks["ddp"] + peaks["fsdp"]) // 2
 
 
-def report(case: Case, num_ranks: int, results: Sequence[SideResult], fresh_memory: bool) -> str:
+def report(case: Case, num_ranks: int, results: Sequence[SideResult]) -> str:
     """One table as text."""
     by_name = {result.name: result for result in results}
     planned = by_name[PLANNED]
     lines = [
         f"{case.model}, {num_ranks} ranks, {len(planned.wall_seconds)} rounds"
-        + (", fresh memory" if fresh_memory else ""),
+        + (", fresh memory" if case.fresh_memory else ""),
         f"  {'side':15} {'step':>8} {'cpu':>8} {'planned/side':>13} {'cpu':>6}"
         f" {'peak':>10} {'predicted':>19} {'off':>6}",
     ]
@@ -158,8 +158,8 @@ def run(options: Options) -> list[dict[str, object]]:
             case = prepare(model_name, num_ranks, options)
             with RankPool(num_ranks) as pool:
                 results = pool.run(run_case, case, timeout_seconds=TIME_LIMIT_SECONDS)[0]
-            print(report(case, num_ranks, results, options.fresh_memory), flush=True)
-            records.append({"fresh_memory": options.fresh_memory, **_record(case, num_ranks, results)})
+            print(report(case, num_ranks, results), flush=True)
+            records.append(_record(case, num_ranks, results))
     return records
 
 
@@ -175,8 +175,8 @@ def run_under_launcher(options: Options) -> list[dict[str, object]]:
             raise RuntimeError("rank 0 sent no case")
         results = run_case(cases[0])
         if rank == 0:
-            print(report(cases[0], num_ranks, results, options.fresh_memory), flush=True)
-        records.append({"fresh_memory": options.fresh_memory, **_record(cases[0], num_ranks, results)})
+            print(report(cases[0], num_ranks, results), flush=True)
+        records.append(_record(cases[0], num_ranks, results))
     dist.destroy_process_group()
     return records if rank == 0 else []
 
@@ -185,6 +185,7 @@ def _record(case: Case, num_ranks: int, results: Sequence[SideResult]) -> dict[s
     return {
         "model": case.model,
         "ranks": num_ranks,
+        "fresh_memory": case.fresh_memory,
         "sides": [{**asdict(r), "predicted": case.predicted.get(r.name)} for r in results],
     }
 

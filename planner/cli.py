@@ -141,8 +141,8 @@ def sweep(
     """Plan TARGET under many budgets: what a smaller memory costs in time.
 
     Prints a line per budget, the largest first, each smaller than the one before by the same factor, and the baselines
-    beside them. --time-limit holds for each budget, and
-    for each baseline whose memory is searched as well; Ctrl-C ends the search at hand and goes on with the next.
+    beside them. --time-limit holds for each budget, and for each baseline whose memory is searched as well; Ctrl-C ends
+    the search at hand and goes on with the next.
     """
     from shardwright.planner import cli_values
     from shardwright.planner.cli_question import read_question

@@ -41,6 +41,11 @@ class Point:
         """Proven; of the solver's objective."""
         return None if self.plan.certificate is None else self.plan.certificate.gap
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the clock or Ctrl-C ended the search."""
+        return self.plan.certificate is not None and self.plan.certificate.interrupted
+
 
 @dataclass(frozen=True, slots=True)
 class Rival:

@@ -39,7 +39,7 @@ def _point(curve: Curve, point: Point, path: Path | None) -> dict[str, Json]:
         "step_seconds": point.step_seconds,
         "of_fastest": point.step_seconds / curve.fastest_seconds,
         "gap": point.gap,
-        "interrupted": plan.certificate is not None and plan.certificate.interrupted,
+        "interrupted": point.is_cut,
         "mesh": dict(zip(mesh.axes, mesh.sizes, strict=True)),
         "costs": costs,
         "file": None if path is None else str(path),

@@ -13,8 +13,9 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from shardwright.ir import format_seconds, format_size
 from shardwright.planner.axis import SECONDS, SIZES, Axis
 from shardwright.planner.curve import Curve, Point, Rival
-from shardwright.planner.curve_table import inputs_text, rival_verdict
+from shardwright.planner.curve_table import rival_verdict
 from shardwright.planner.label_places import Box, Label, Place, place_labels, text_width
+from shardwright.planner.plan_header import inputs_text
 
 __all__ = ["curve_svg"]
 

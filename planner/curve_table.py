@@ -8,12 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.ir import format_seconds, format_size
-from shardwright.ir.plan import Plan
 from shardwright.planner.console import format_percent
 from shardwright.planner.curve import Curve, Point, Rival
-from shardwright.planner.plan_header import LABEL_COLUMNS
+from shardwright.planner.plan_header import inputs_text, label_grid
 
-__all__ = ["curve_table", "inputs_text", "rival_verdict"]
+__all__ = ["curve_table", "rival_verdict"]
 
 
 def curve_table(curve: Curve) -> RenderableType:
@@ -23,20 +22,13 @@ def curve_table(curve: Curve) -> RenderableType:
         " held, and the time to make them again. gathered again: whole weights that backward collects anew",
         style="dim",
     )
-    if any(_is_cut(point) for point in curve.points):
+    if any(point.is_cut for point in curve.points):
         caption.append(". *: cut short by the clock or by Ctrl-C: more time may find a better plan")
     return Group(_header(curve), "", _points(curve), caption, "", _rivals(curve))
 
 
-def inputs_text(plan: Plan) -> str:
-    """The global batch: `input_ids i64[8, 256]`."""
-    return ", ".join(f"{spec.name} {spec.type}" for spec in plan.identity.inputs)
-
-
 def _header(curve: Curve) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True, min_width=LABEL_COLUMNS)
-    grid.add_column()
+    grid = label_grid()
     first = curve.points[0].plan
     grid.add_row("target", Text(f"{first.target}   {first.identity.dtype}, {first.identity.optimizer}"))
     if inputs := inputs_text(first):
@@ -86,13 +78,9 @@ def _point_cells(curve: Curve, point: Point, on_host: bool) -> list[str]:
         format_seconds(costs.recompute_seconds) if costs.recompute_seconds else "",
         *([_size(costs.host_bytes)] if on_host else []),
         _size(costs.regathered_bytes),
-        ("" if point.gap is None else format_percent(point.gap)) + ("*" if _is_cut(point) else ""),
+        ("" if point.gap is None else format_percent(point.gap)) + ("*" if point.is_cut else ""),
         str(point.plan.decisions.mesh),
     ]
-
-
-def _is_cut(point: Point) -> bool:
-    return point.plan.certificate is not None and point.plan.certificate.interrupted
 
 
 def _rivals(curve: Curve) -> Table:

@@ -7,7 +7,7 @@ from shardwright.ir import format_seconds, format_size
 from shardwright.ir.plan import Baseline, Plan
 from shardwright.planner.console import format_percent
 
-__all__ = ["LABEL_COLUMNS", "SOLVER_DRIFT", "baseline_table", "header", "objective_drift"]
+__all__ = ["SOLVER_DRIFT", "baseline_table", "header", "inputs_text", "label_grid", "objective_drift"]
 
 LABEL_COLUMNS = 10
 """Width of the labels at the left, so that grids under one another line up."""
@@ -15,15 +15,25 @@ SOLVER_DRIFT = 0.05
 """Objective and replay further apart than this are pointed out."""
 
 
-def header(plan: Plan) -> Table:
-    """Target, machines, prediction against the budget, certificate."""
+def label_grid() -> Table:
+    """Labels at the left, what they are about at the right."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True, min_width=LABEL_COLUMNS)
     grid.add_column()
+    return grid
+
+
+def inputs_text(plan: Plan) -> str:
+    """The global batch: `input_ids i64[8, 256]`."""
+    return ", ".join(f"{spec.name} {spec.type}" for spec in plan.identity.inputs)
+
+
+def header(plan: Plan) -> Table:
+    """Target, machines, prediction against the budget, certificate."""
+    grid = label_grid()
     identity, mesh = plan.identity, plan.decisions.mesh
     grid.add_row("target", Text(f"{plan.target}   {identity.dtype}, {identity.optimizer}"))
-    inputs = ", ".join(f"{spec.name} {spec.type}" for spec in identity.inputs)
-    if inputs:
+    if inputs := inputs_text(plan):
         grid.add_row("inputs", Text(inputs))
     grid.add_row("cluster", Text(f"{plan.cluster}   mesh {mesh}, {mesh.num_ranks} ranks"))
     if note := _uneven_batch(plan):

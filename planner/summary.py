@@ -13,7 +13,7 @@ from shardwright.ir import Fate, Graph, InputKind, Replicate, Tier, format_layou
 from shardwright.ir.plan import Plan
 from shardwright.planner.console import console
 from shardwright.planner.module_classes import ModuleClass, fold_path, layer_runs, module_classes
-from shardwright.planner.plan_header import LABEL_COLUMNS, baseline_table, header
+from shardwright.planner.plan_header import baseline_table, header, label_grid
 from shardwright.planner.rank_totals import RankTotals, rank_totals
 
 __all__ = ["plan_summary", "print_summary"]
@@ -35,9 +35,7 @@ def print_summary(plan: Plan, graph: Graph) -> None:
 
 
 def _decisions(plan: Plan, graph: Graph) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True, min_width=LABEL_COLUMNS)
-    grid.add_column()
+    grid = label_grid()
     totals = rank_totals(plan, graph)
     classes = module_classes(graph, plan.decisions)
     for layout, names in _largest_layouts(plan, graph):

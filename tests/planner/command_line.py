@@ -12,11 +12,26 @@ from torch import Tensor, nn, randint
 
 from shardwright.ir.cluster_text import print_cluster
 
-__all__ = ["SMALL", "Command", "build_decoder", "build_llama", "command"]
+__all__ = ["NET", "SMALL", "Command", "build_decoder", "build_llama", "command"]
 
 Command = Callable[..., tuple[int, str, str]]
 """Arguments to exit code, stdout, stderr."""
 SMALL = Size(num_layers=2)
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x))).square().mean()
+
+def build():
+    return Net(), (torch.zeros(32, 64),)
+"""
+"""A file with a target that needs no measuring on a preset cluster."""
 
 
 def build_llama() -> tuple[nn.Module, tuple[()], dict[str, Tensor]]:

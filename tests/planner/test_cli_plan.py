@@ -5,24 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.planner.command_line import NET
 
 from shardwright.ir import load_plan
 
 Run = Callable[..., tuple[int, str, str]]
-MODEL = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
-    def forward(self, x):
-        return self.down(torch.relu(self.up(x))).square().mean()
-
-def build():
-    return Net(), (torch.zeros(32, 64),)
-
+MODEL = f"""{NET}
 def broken():
     raise ValueError("no data")
 """

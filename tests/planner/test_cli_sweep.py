@@ -12,26 +12,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tests.planner.command_line import NET
 
 from shardwright.ir import format_size, load_plan, parse_size
 from shardwright.ir.units import parse_seconds
 from shardwright.planner.sweep import spaced
 
 Run = Callable[..., tuple[int, str, str]]
-MODEL = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
-    def forward(self, x):
-        return self.down(torch.relu(self.up(x))).square().mean()
-
-def build():
-    return Net(), (torch.zeros(32, 64),)
-"""
 TARGET = ("net.py:build", "--cluster", "h100x8")
 NUM_POINTS = 5
 SVG = "{http://www.w3.org/2000/svg}"
@@ -52,7 +39,7 @@ def call(*arguments: str) -> tuple[int, str, str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder that commands run in, with the model."""
     path = tmp_path_factory.mktemp("sweep")
-    (path / "net.py").write_text(MODEL)
+    (path / "net.py").write_text(NET)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         yield path

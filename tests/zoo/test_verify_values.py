@@ -48,6 +48,13 @@ def test_in_float64_only_roundings_differ(zoo: PlannedZoo, name: str, num_ranks:
         assert not differences(subject, zoo.plan(f"{name}.f64", num_ranks, budget).decisions)
 
 
+@pytest.mark.study
+@pytest.mark.parametrize("name", ["llama", "resnet", "decoder"])
+def test_the_plans_of_four_ranks_split_in_many_ways(zoo: PlannedZoo, name: str) -> None:
+    """As below."""
+    assert len(set(zoo.plan(name, 4, "loose").decisions.layouts.values())) >= 5
+
+
 @pytest.mark.parametrize("name", ["llama", "decoder"])
 def test_the_plans_tested_here_split_and_recompute(zoo: PlannedZoo, name: str) -> None:
     """Else the tests above would prove little."""
