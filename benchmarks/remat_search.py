@@ -13,7 +13,7 @@ import math
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 
 from remat_check import Step, WrongScheduleError, check
@@ -163,7 +163,7 @@ def _improve(best: Best, seed: int, deadline: float) -> None:
         depth = best.depth
         program, current = best.program(depth), assignment(best.program(depth), best.schedule)
         plain = seed == 1 and depth not in best.bounds
-        relaxed = replace(program.model, integer=[False] * len(current))
+        relaxed = program.model.relaxed()
         if not plain:
             relaxed = relaxed.with_cost(_disturbed(program, current, pull, random_source))
         left = deadline - time.monotonic()

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from shardwright.ir import format_seconds, format_size
 from shardwright.planner.axis import SECONDS, SIZES, Axis
 from shardwright.planner.curve import Curve, Point, Rival
-from shardwright.planner.curve_table import rival_verdict
+from shardwright.planner.curve_table import rival_notes
 from shardwright.planner.label_places import Box, Label, Place, place_labels, text_width
 from shardwright.planner.plan_header import inputs_text
 
@@ -248,8 +248,7 @@ def _rival(root: Element, picture: _Picture, rival: Rival) -> None:
     x, y = picture.mark(rival.peak_bytes or 0, rival.step_seconds or 0.0)
     group = SubElement(root, "g", {"class": "rival beyond" if picture.is_beyond(rival) else "rival"})
     size, seconds = format_size(rival.peak_bytes or 0), format_seconds(rival.step_seconds or 0.0)
-    notes = "; ".join(filter(None, (rival_verdict(rival), rival.note)))
-    SubElement(group, "title").text = f"{rival.name}: peak {size}, step {seconds}; {notes}"
+    SubElement(group, "title").text = f"{rival.name}: peak {size}, step {seconds}; {rival_notes(rival)}"
     SubElement(group, "path", d=_diamond(x, y))
 
 

@@ -12,7 +12,7 @@ from shardwright.planner.console import format_percent
 from shardwright.planner.curve import Curve, Point, Rival
 from shardwright.planner.plan_header import inputs_text, label_grid
 
-__all__ = ["curve_table", "rival_verdict"]
+__all__ = ["curve_table", "rival_notes"]
 
 
 def curve_table(curve: Curve) -> RenderableType:
@@ -98,11 +98,15 @@ def _rival_cells(rival: Rival) -> list[str]:
     if rival.step_seconds is None or rival.peak_bytes is None:
         return [rival.name, "", "n/a", "", rival.note]
     planned = "" if rival.planned_seconds is None else format_seconds(rival.planned_seconds)
-    verdict = "; ".join(filter(None, (rival_verdict(rival), rival.note)))
-    return [rival.name, format_size(rival.peak_bytes), format_seconds(rival.step_seconds), planned, verdict]
+    return [rival.name, format_size(rival.peak_bytes), format_seconds(rival.step_seconds), planned, rival_notes(rival)]
 
 
-def rival_verdict(rival: Rival) -> str:
+def rival_notes(rival: Rival) -> str:
+    """Whether the curve dominates it, and what else is to say of it."""
+    return "; ".join(filter(None, (_verdict(rival), rival.note)))
+
+
+def _verdict(rival: Rival) -> str:
     """Whether the curve dominates it, in words."""
     if rival.step_seconds is None or rival.planned_seconds is None:
         return ""

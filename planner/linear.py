@@ -73,6 +73,10 @@ class LinearModel:
             upper[variable] = min(upper[variable], high)
         return LinearModel(lower, upper, self.cost, self.integer, self.rows)
 
+    def relaxed(self) -> "LinearModel":
+        """The same program without whole numbers."""
+        return LinearModel(self.lower, self.upper, self.cost, [False] * len(self.integer), self.rows)
+
     def with_cost(self, cost: Mapping[int, float]) -> "LinearModel":
         """The same program with another objective."""
         return LinearModel(

@@ -206,9 +206,8 @@ class Search:
         budget = self.budget.device_bytes
         for mesh, formulation in self.formulations.items():
             self._say(f"relax {mesh}")
-            relaxed = replace(formulation.model, integer=[False] * len(formulation.model.integer))
             solution = solve(
-                relaxed.with_bounds({formulation.peak: (0.0, budget / formulation.unit_bytes)}),
+                formulation.model.relaxed().with_bounds({formulation.peak: (0.0, budget / formulation.unit_bytes)}),
                 time_limit_seconds=self._remaining(),
                 relative_gap=self.request.gap,
             )

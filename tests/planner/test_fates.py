@@ -1,7 +1,5 @@
 """Fates: which states a storage may be in, chains, host capacity, and what a tighter budget does."""
 
-from dataclasses import replace
-
 import pytest
 from tests.planner.small_graphs import ONE, TENSOR_BYTES, FixedPrices, machine, square_graph
 from tests.planner.solving import captured, formulated, known_rules, peak_bytes, smallest_bytes, solved
@@ -91,7 +89,7 @@ def test_a_tighter_budget_never_costs_less_and_bounds_stay_below(host_bytes: int
         assert solution.objective >= before * (1 - 1e-3)
         before = max(before, solution.objective)
     limited = formulation.model.with_bounds({formulation.peak: (0.0, budget / formulation.unit_bytes)})
-    relaxed = replace(limited, integer=[False] * len(limited.integer))
+    relaxed = limited.relaxed()
     assert solve(relaxed, time_limit_seconds=10.0, relative_gap=1e-6).objective <= before * (1 + 1e-6)
     assert solved(formulation, 0.99 * smallest).status is Status.INFEASIBLE
 
