@@ -7,6 +7,7 @@ world is this one process, and no process group is made: collectives of one rank
 import atexit
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from shardwright.ir import Mesh, PlanError, ShardwrightError
 from shardwright.runtime.rank_pool import RankError, RankPool, run_ranks
 
 __all__ = ["RankError", "RankPool", "Ranks", "device_mesh", "group_names", "run_ranks", "world"]
+
+_GRACE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ def _leave() -> None:
     asks for a lock that is gone, and the process aborts. After an error the other ranks may be gone: no goodbye."""
     if dist.is_initialized() and not hasattr(sys, "last_value"):
         dist.destroy_process_group()
+        # torch._dynamo, once imported, keeps the group and its threads alive: let them drop what they hold.
+        time.sleep(_GRACE_SECONDS)
 
 
 def _slurm_address() -> str:
