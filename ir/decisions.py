@@ -47,10 +47,8 @@ class Schedule:
     """Parameter gathers started ahead of their use, on one axis."""
     reduce_bytes: int = 64 * MIB
     """Whole gradients that live only because their reduction is under way."""
-    offload_bytes: int = 256 * MIB
-    """Storages that live only because their copy to the host is under way."""
-    reload_bytes: int = 256 * MIB
-    """Bytes coming back from the host ahead of their use."""
+    room_bytes: int = 0
+    """What the program may hold, optimizer state aside, to give copies between tiers time; 0: each is waited for."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from shardwright.ir import DTYPE_BYTES, Graph, InputKind, TensorType, Tier
 from shardwright.passes.lifetimes import Storage, lifetimes, rounded
 from shardwright.passes.optimizers import OptimizerSpec, StepKind
 
-__all__ = ["Footprint", "footprint", "stepped"]
+__all__ = ["Footprint", "footprint", "state_bytes", "stepped"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,12 @@ def footprint(
 def stepped(graph: Graph) -> tuple[str, ...]:
     """Parameters that the optimizer steps: those with a gradient. Others never get state."""
     return tuple(name for name in graph.inputs_of(InputKind.PARAM) if name in graph.gradients)
+
+
+def state_bytes(graph: Graph, optimizer: OptimizerSpec, tiers: Mapping[str, Tier], block_bytes: int) -> int:
+    """Device bytes of optimizer state, held all along."""
+    on_device = [name for name in stepped(graph) if tiers.get(name, Tier.DEVICE) is Tier.DEVICE]
+    return sum(_state(graph, name, optimizer, False, block_bytes).num_bytes for name in on_device)
 
 
 def _curve(storages: Iterable[Storage], end: int) -> tuple[int, ...]:

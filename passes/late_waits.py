@@ -3,10 +3,11 @@
 Needs a rank graph. Gives the same nodes in another order. A wait, with the views and merges of its result, stands right
 before the first node that reads it. Nothing leaves its phase.
 
-Some waits are read by nothing that computes: those of gradients, and of copies to the host. They could wait until the
-phase ends, but what was sent lives until then. So they end first in, first out, as soon as more bytes are under way
-than allowed; what was reduced in place holds nothing extra and is free to wait. Where a second reduction follows the
-first (a gradient reduced over two axes), the first ends when the next one has started, so that both axes stay busy.
+Waits of gradients are read by nothing that computes. They could wait until the phase ends, but what was sent lives
+until then. So they end first in, first out, as soon as more bytes are under way than allowed; what was reduced in place
+holds nothing extra and is free to wait. Where a second reduction follows the first (a gradient reduced over two axes),
+the first ends when the next one has started, so that both axes stay busy. Waits of copies to the host are left to
+`copy-room`.
 """
 
 from collections import deque
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from shardwright.ir import Graph, Node, Phase
+from shardwright.ir import Graph, Node
 from shardwright.ir.ops import aliased_operand, is_async_start
 from shardwright.passes.early_starts import REDUCTIONS
 from shardwright.passes.lifetimes import first_backward, storage_roots
@@ -33,18 +34,15 @@ class LateWaits:
 
     reduce_bytes: int = 64 * 2**20
     """Whole gradients that live only because their reduction is under way; the newest may exceed it alone."""
-    offload_bytes: int = 256 * 2**20
-    """Storages that live only because their copy to the host is under way; the newest may exceed it alone."""
 
     def run(self, graph: Graph) -> Graph:
-        return replace(graph, nodes=_Sinking(graph, self.reduce_bytes, self.offload_bytes).run())
+        return replace(graph, nodes=_Sinking(graph, self.reduce_bytes).run())
 
 
 @dataclass
 class _Sinking:
     graph: Graph
     reduce_bytes: int
-    offload_bytes: int
     emitted: list[int] = field(default_factory=list)
     """Positions in the given graph, in the new order."""
     done: set[int] = field(default_factory=set)
@@ -57,7 +55,6 @@ class _Sinking:
     reducing_bytes: int = 0
     first_of_two: list[int] = field(default_factory=list)
     """Waits of gradients under way on which another start hangs."""
-    offloads: deque[int] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.roots = storage_roots(self.graph)
@@ -77,7 +74,6 @@ class _Sinking:
                 self._emit(position)
             elif position not in self.done and position not in self.tails:
                 self._hold([position])
-                self._count_offload(position)
         while self.reductions or self.first_of_two:
             self._release(self.first_of_two.pop() if self.first_of_two else self.reductions.popleft())
         self._flush(self.held)
@@ -157,19 +153,13 @@ class _Sinking:
             if user in self.tails and ready and self.graph.nodes[user].op not in _WAITS:
                 self._release(user)
 
-    def _count_offload(self, position: int) -> None:
-        wait = self.graph.nodes[position]
-        if wait.op != "tier.wait" or wait.phase is not Phase.FORWARD:
-            return
-        self.offloads.append(position)
-        while len(self.offloads) > 1 and sum(map(self._sent_bytes, self.offloads)) > self.offload_bytes:
-            self._emit(self.offloads.popleft())
-
 
 def _lazy(graph: Graph, makers: dict[str, int]) -> frozenset[int]:
-    """Waits, and views and merges of what they give."""
+    """Waits, and views and merges of what they give; not waits of copies out, which nobody reads in their phase."""
     found: set[int] = set()
     for position, node in enumerate(graph.nodes):
+        if node.op == "tier.wait" and graph.producers[node.operands[0]].op == "tier.offload":
+            continue
         moves = aliased_operand(node) is not None or node.op == "mesh.merge"
         follows = moves and not is_async_start(node.op) and makers.get(node.operands[0]) in found
         if node.op in _WAITS or follows:

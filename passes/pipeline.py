@@ -4,6 +4,7 @@ from shardwright.ir import Decisions, Graph, Schedule
 from shardwright.passes.base import Pass
 from shardwright.passes.bucket import Bucket
 from shardwright.passes.bucket_gathers import BucketGathers
+from shardwright.passes.copy_room import CopyRoom
 from shardwright.passes.early_starts import EarlyStarts
 from shardwright.passes.inplace import InPlace
 from shardwright.passes.late_waits import LateWaits
@@ -21,8 +22,9 @@ def scheduling_passes(schedule: Schedule) -> tuple[Pass, ...]:
         BucketGathers(bucket_bytes=schedule.gather_bucket_bytes),
         Bucket(schedule.bucket_bytes),
         InPlace(),
-        LateWaits(schedule.reduce_bytes, schedule.offload_bytes),
-        Prefetch(schedule.gather_bytes, schedule.reload_bytes),
+        LateWaits(schedule.reduce_bytes),
+        Prefetch(schedule.gather_bytes),
+        CopyRoom(schedule.room_bytes),
     )
 
 

@@ -1,9 +1,9 @@
-"""Prefetch: parameter gathers and reloads start before compute needs them.
+"""Prefetch: parameter gathers start before compute needs them.
 
 Needs a rank graph whose waits stand at their first use (`late-waits`). Gives the same nodes in another order. On every
-mesh axis, and for copies from the host, starts keep their order and move up to `lookahead_nodes` nodes ahead, as long
-as what has started and is not yet waited for stays within a number of bytes. So memory is bounded, every wait makes
-room for the next start, and nothing leaves its phase.
+mesh axis starts keep their order and move up to `lookahead_nodes` nodes ahead, as long as what has started and is not
+yet waited for stays within a number of bytes. So memory is bounded, every wait makes room for the next start, and
+nothing leaves its phase.
 
 A parameter gather is one whose operand comes from parameters by data movement alone. What leads to it moves with it;
 where that is itself a gather (a parameter split over two axes) the inner one has a window of its own and goes first.
@@ -13,26 +13,22 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from shardwright.ir import Graph, InputKind, Node
-from shardwright.ir.ops import aliased_operand, is_collective
+from shardwright.ir.ops import aliased_operand
 from shardwright.passes.lifetimes import first_backward
 
 __all__ = ["Prefetch", "block_gather_bytes"]
 
-RELOADS = "reload"
-"""Name of the stream of copies from the host; other streams are mesh axes."""
 _COPIES = frozenset({"aten.clone.default", "aten._to_copy.default"})
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Start gathers and reloads early."""
+    """Start gathers early."""
 
     name: ClassVar[str] = "prefetch"
 
     gather_bytes: int
     """Gathered bytes under way on one axis, at most; a larger gather starts where it is needed. 0 moves nothing."""
-    reload_bytes: int = 256 * 2**20
-    """Bytes coming back from the host, at most."""
     lookahead_nodes: int = 1000
     """How many nodes before its place a start may stand."""
 
@@ -50,8 +46,8 @@ def block_gather_bytes(graph: Graph) -> int:
     for position in _candidates(graph, _from_parameters(graph)):
         node = graph.nodes[position]
         block = _block(node.module)
-        if block and is_collective(node.op):
-            key = (block, _stream(node), node.phase.value)
+        if block:
+            key = (block, _axis(node), node.phase.value)
             totals[key] = totals.get(key, 0) + graph.types[node.name].num_bytes
     return max(totals.values(), default=0)
 
@@ -76,14 +72,12 @@ def _from_parameters(graph: Graph) -> frozenset[int]:
 
 def _candidates(graph: Graph, movable: frozenset[int]) -> list[int]:
     return [
-        position
-        for position, node in enumerate(graph.nodes)
-        if node.op == "tier.reload" or (node.op == "mesh.all_gather" and position in movable)
+        position for position, node in enumerate(graph.nodes) if node.op == "mesh.all_gather" and position in movable
     ]
 
 
-def _stream(node: Node) -> str:
-    return str(node.args[1]) if is_collective(node.op) else RELOADS
+def _axis(node: Node) -> str:
+    return str(node.args[1])
 
 
 @dataclass
@@ -93,7 +87,7 @@ class _Moving:
     emitted: list[int] = field(default_factory=list)
     done: set[int] = field(default_factory=set)
     under_way_bytes: dict[str, int] = field(default_factory=dict)
-    """By stream."""
+    """By axis."""
 
     def __post_init__(self) -> None:
         self.makers = {r: i for i, node in enumerate(self.graph.nodes) for r in node.results}
@@ -101,43 +95,42 @@ class _Moving:
         self.candidates = frozenset(_candidates(self.graph, _from_parameters(self.graph)))
         self.queues: dict[str, list[int]] = {}
         for position in sorted(self.candidates, reverse=True):
-            self.queues.setdefault(_stream(self.graph.nodes[position]), []).append(position)
-        # Inner gathers first: theirs is the stream that starts first.
-        self.streams = sorted(self.queues, key=lambda stream: self.queues[stream][-1])
+            self.queues.setdefault(_axis(self.graph.nodes[position]), []).append(position)
+        # Inner gathers first: theirs is the axis that starts first.
+        self.axes = sorted(self.queues, key=lambda axis: self.queues[axis][-1])
 
     def run(self) -> tuple[Node, ...]:
         for position in range(len(self.graph.nodes)):
-            while any([self._fill(stream, position) for stream in self.streams]):
+            while any([self._fill(axis, position) for axis in self.axes]):
                 pass
             self._emit(position)
         return tuple(self.graph.nodes[position] for position in self.emitted)
 
-    def _fill(self, stream: str, position: int) -> bool:
+    def _fill(self, axis: str, position: int) -> bool:
         """Start what may stand before the node at `position`, and say whether that was anything."""
-        num_started = len(self.queues[stream])
-        while self._advance(stream, position):
+        num_started = len(self.queues[axis])
+        while self._advance(axis, position):
             pass
-        return len(self.queues[stream]) < num_started
+        return len(self.queues[axis]) < num_started
 
-    def _advance(self, stream: str, position: int) -> bool:
-        """Start the next of a stream, if it may stand there."""
-        queue = self.queues[stream]
+    def _advance(self, axis: str, position: int) -> bool:
+        """Start the next gather over an axis, if it may stand there."""
+        queue = self.queues[axis]
         while queue and queue[-1] in self.done:
             queue.pop()
-        if not queue or not self._may_start(stream, queue[-1], position):
+        if not queue or not self._may_start(axis, queue[-1], position):
             return False
         self._emit(queue.pop())
         return True
 
-    def _may_start(self, stream: str, start: int, position: int) -> bool:
-        limit = self.options.reload_bytes if stream == RELOADS else self.options.gather_bytes
-        fits = self.under_way_bytes.get(stream, 0) + self._num_bytes(start) <= limit
+    def _may_start(self, axis: str, start: int, position: int) -> bool:
+        fits = self.under_way_bytes.get(axis, 0) + self._num_bytes(start) <= self.options.gather_bytes
         same_phase = (start < self.border) == (position < self.border)
         near = start - position <= self.options.lookahead_nodes
         return fits and same_phase and near and not self._needs_a_start(start)
 
     def _needs_a_start(self, position: int) -> bool:
-        """Whether a gather or reload that has not started leads here: it has to fit its own window first."""
+        """Whether a gather that has not started leads here: it has to fit its own window first."""
         makers = [self.makers[name] for name in self.graph.nodes[position].operands if name in self.makers]
         pending = [maker for maker in makers if maker not in self.done]
         return any(maker in self.candidates or self._needs_a_start(maker) for maker in pending)
@@ -155,12 +148,12 @@ class _Moving:
         self._count(position, node)
 
     def _count(self, position: int, node: Node) -> None:
-        started = self.makers.get(node.operands[0]) if node.op in ("mesh.wait", "tier.wait") else None
+        started = self.makers.get(node.operands[0]) if node.op == "mesh.wait" else None
         if position in self.candidates:
-            stream = _stream(node)
-            self.under_way_bytes[stream] = self.under_way_bytes.get(stream, 0) + self._num_bytes(position)
+            axis = _axis(node)
+            self.under_way_bytes[axis] = self.under_way_bytes.get(axis, 0) + self._num_bytes(position)
         elif started is not None and started in self.candidates:
-            self.under_way_bytes[_stream(self.graph.nodes[started])] -= self._num_bytes(started)
+            self.under_way_bytes[_axis(self.graph.nodes[started])] -= self._num_bytes(started)
 
     def _num_bytes(self, position: int) -> int:
         return self.graph.types[self.graph.nodes[position].name].num_bytes

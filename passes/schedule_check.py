@@ -67,7 +67,8 @@ def check_streams(schedules: Sequence[tuple[Collective, ...]]) -> None:
 
 
 def check_schedule(graph: Graph) -> None:
-    """Every start has one wait, behind it and in its phase; what is under way is neither read nor overwritten.
+    """Every start has one wait, behind it and in its phase (a copy to the host may end in backward); what is under way
+    is neither read nor overwritten.
 
     Raises GraphError otherwise: the rewriter or an edit of the graph is at fault.
     """
@@ -115,7 +116,7 @@ class _Check:
             raise _error(node, "to wait for a start that stands before it and has no other wait", handle)
         if start.operands[0] != sent:
             raise _error(node, f"to name {start.operands[0]}, which {handle} sends", sent)
-        if start.phase is not node.phase:
+        if start.phase is not node.phase and start.op != "tier.offload":
             raise _error(node, f"to be in {start.phase}, as its start", node.phase.value)
         if self.sent.get(self.roots[sent]) is start:
             del self.sent[self.roots[sent]]

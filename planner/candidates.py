@@ -1,10 +1,11 @@
 """Candidates: decisions turned into the program that runs, and judged by its replay."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir import Budget, Decisions, Graph, Schedule
+from shardwright.passes.footprint import state_bytes
 from shardwright.passes.lower import lower
 from shardwright.passes.pipeline import scheduled
 from shardwright.passes.prefetch import block_gather_bytes
@@ -13,20 +14,20 @@ from shardwright.planner.formulation import Machine
 
 __all__ = ["Candidate", "best", "evaluate", "judge", "polish", "refitted"]
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
 
 
-def schedules(lowered: Graph) -> tuple[Schedule, ...]:
+def schedules(lowered: Graph, room_bytes: int) -> tuple[Schedule, ...]:
     """From the one that hides most, with a block's parameters arriving while another computes, to the one that holds
-    least."""
+    least. Copies between tiers have the room that there is; where there are none it does not matter."""
     block_bytes = block_gather_bytes(lowered)
-    moves = any(node.op == "tier.offload" for node in lowered.nodes)
+    copies = any(node.op == "tier.offload" for node in lowered.nodes)
+    room_bytes = max(room_bytes, 0) if copies else 0
     return (
-        *(Schedule(gather_bytes=block_bytes, offload_bytes=n * GIB, reload_bytes=GIB) for n in (4, 1) if moves),
-        Schedule(gather_bytes=block_bytes),
-        Schedule(8 * MIB, MIB // 4, block_bytes // 4, 16 * MIB, 32 * MIB, 32 * MIB),
-        Schedule(MIB, 0, 0, MIB, MIB, MIB),
-        Schedule(0, 0, 0, 0, 0, 0),
+        Schedule(gather_bytes=block_bytes, room_bytes=room_bytes),
+        Schedule(8 * MIB, MIB // 4, block_bytes // 4, 16 * MIB, room_bytes),
+        Schedule(MIB, 0, 0, MIB, room_bytes),
+        Schedule(0, 0, 0, 0, room_bytes),
     )
 
 
@@ -51,24 +52,29 @@ class Candidate:
 
 def evaluate(name: str, graph: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Candidate:
     """The best of the schedules; a tighter one is tried only where a looser one does not fit."""
-    lowered = lower(graph, decisions)
     tried = []
-    for schedule in schedules(lowered):
-        tried.append(_judge(name, lowered, replace(decisions, schedule=schedule), machine, budget))
-        if tried[-1].fits:
+    for candidate in _scheduled(name, graph, decisions, machine, budget):
+        tried.append(candidate)
+        if candidate.fits:
             break
     return replace(best(tried), spread=None if tried[0].fits else tried[0].replay)
 
 
 def polish(candidate: Candidate, graph: Graph, machine: Machine, budget: Budget) -> Candidate:
     """The candidate under the best of all schedules: holding less sometimes is faster, where collectives queue."""
-    lowered = lower(graph, candidate.decisions)
-    tried = [candidate]
-    for schedule in schedules(lowered):
-        if schedule != candidate.decisions.schedule:
-            decisions = replace(candidate.decisions, schedule=schedule)
-            tried.append(_judge(candidate.name, lowered, decisions, machine, budget))
-    return replace(best(tried), objective_seconds=candidate.objective_seconds)
+    others = _scheduled(candidate.name, graph, candidate.decisions, machine, budget)
+    found = best([candidate, *others])
+    return replace(found, objective_seconds=candidate.objective_seconds)
+
+
+def _scheduled(name: str, graph: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Iterator[Candidate]:
+    """The same decisions under every schedule that suits the budget."""
+    lowered = lower(graph, decisions)
+    room_bytes = budget.device_bytes - state_bytes(
+        lowered, machine.optimizer, decisions.tiers, machine.cluster.device.block_bytes
+    )
+    for schedule in schedules(lowered, room_bytes):
+        yield _judge(name, lowered, replace(decisions, schedule=schedule), machine, budget)
 
 
 def judge(name: str, graph: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Candidate:

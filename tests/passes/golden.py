@@ -16,6 +16,7 @@ from shardwright.ir.print import print_graph
 from shardwright.passes.base import Pass
 from shardwright.passes.bucket import Bucket
 from shardwright.passes.bucket_gathers import BucketGathers
+from shardwright.passes.copy_room import CopyRoom
 from shardwright.passes.early_starts import EarlyStarts
 from shardwright.passes.inplace import InPlace
 from shardwright.passes.late_waits import LateWaits
@@ -24,7 +25,7 @@ from shardwright.passes.prefetch import Prefetch
 __all__ = ["CASES", "Case", "read_case"]
 
 FOLDER = Path(__file__).parent.parent / "cases"
-_PASSES = {p.name: p for p in (Bucket, BucketGathers, EarlyStarts, InPlace, LateWaits, Prefetch)}
+_PASSES = {p.name: p for p in (Bucket, BucketGathers, CopyRoom, EarlyStarts, InPlace, LateWaits, Prefetch)}
 _HEADER = re.compile(r"# pass: ([a-z-]+)(?:\{(.*)\})?\n# mesh: (.*)\n")
 _BORDER = "---\n"
 

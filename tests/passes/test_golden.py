@@ -46,5 +46,5 @@ def tensor(graph: Graph, name: str, kind: InputKind, generator: torch.Generator)
 
 def test_every_pass_has_cases() -> None:
     assert {path.parent.name for path in CASES} == {
-        "bucket", "bucket_gathers", "early_starts", "in_place", "late_waits", "prefetch",
+        "bucket", "bucket_gathers", "copy_room", "early_starts", "in_place", "late_waits", "prefetch",
     }  # fmt: skip

@@ -10,9 +10,13 @@ from shardwright.ir import Graph, Schedule
 from shardwright.passes.base import Pass
 from shardwright.passes.bucket import Bucket
 from shardwright.passes.bucket_gathers import BucketGathers
+from shardwright.passes.copy_room import CopyRoom
 from shardwright.passes.early_starts import EarlyStarts
+from shardwright.passes.footprint import footprint
 from shardwright.passes.inplace import InPlace
 from shardwright.passes.late_waits import LateWaits
+from shardwright.passes.lifetimes import first_backward
+from shardwright.passes.optimizers import StepKind, optimizer_spec
 from shardwright.passes.pipeline import scheduled
 from shardwright.passes.prefetch import Prefetch
 from shardwright.passes.schedule_check import check_schedule
@@ -23,13 +27,13 @@ PASSES: st.SearchStrategy[Pass] = st.one_of(
     st.just(EarlyStarts()),
     st.builds(Bucket, st.sampled_from([0, 300, 600, 10**6])),
     st.just(InPlace()),
-    st.builds(LateWaits, st.sampled_from([0, 256, 600, 10**6]), st.sampled_from([0, 100, 10**6])),
+    st.builds(LateWaits, st.sampled_from([0, 256, 600, 10**6])),
     st.builds(
         Prefetch,
         st.sampled_from([0, 256, 700, 10**6]),
-        st.sampled_from([0, 100, 10**6]),
         st.sampled_from([0, 5, 1000]),
     ),
+    st.builds(CopyRoom, st.sampled_from([0, 4000, 6000, 10**6])),
     st.builds(BucketGathers, st.sampled_from([0, 128, 10**6]), st.sampled_from([300, 10**6])),
 )
 
@@ -83,30 +87,56 @@ def most_under_way(graph: Graph, starts: dict[str, int], newest_counts: bool) ->
 
 @settings(max_examples=40, deadline=None)
 @over(LAYERS, st.sampled_from([0, 100, 256, 300, 512, 800]))
-def test_what_is_held_for_gradients_and_copies_is_bounded(layers: list[Layer], limit: int) -> None:
-    """Of reductions that end in a gradient, and of offloads: bytes of what was sent, where the result is elsewhere."""
-    graph = LateWaits(limit, limit).run(EarlyStarts().run(layer_graph(layers)))
+def test_what_is_held_for_gradients_is_bounded(layers: list[Layer], limit: int) -> None:
+    """Of reductions that end in a gradient: bytes of what was sent, where the result is elsewhere."""
+    graph = LateWaits(limit).run(EarlyStarts().run(layer_graph(layers)))
     waits = [graph.producers[name] for name in graph.gradients.values()]
     sent = {wait.operands[0]: graph.types[wait.operands[1]].num_bytes for wait in waits if wait.op == "mesh.wait"}
     assert most_under_way(graph, sent, newest_counts=False) <= limit
-    copied = {n.name: graph.types[n.operands[0]].num_bytes for n in graph.nodes if n.op == "tier.offload"}
-    assert most_under_way(graph, copied, newest_counts=False) <= limit
 
 
 @settings(max_examples=40, deadline=None)
 @over(LAYERS, st.sampled_from([0, 100, 128, 256, 384, 512, 10**6]))
 def test_what_is_prefetched_is_bounded(layers: list[Layer], limit: int) -> None:
-    """On every axis and for reloads, no more than the limit, or than was under way without prefetch."""
+    """On every axis, no more than the limit, or than was under way without prefetch."""
     before = LateWaits().run(EarlyStarts().run(layer_graph(layers)))
-    after = Prefetch(limit, limit).run(before)
-    for stream in ("a", "b", "reload"):
+    after = Prefetch(limit).run(before)
+    for axis in ("a", "b"):
         starts = {
             node.name: before.types[node.name].num_bytes
             for node in before.nodes
-            if (node.op == "mesh.all_gather" and node.args[1] == stream) or node.op == f"tier.{stream}"
+            if node.op == "mesh.all_gather" and node.args[1] == axis
         }
         usual = most_under_way(before, starts, newest_counts=True)
         assert most_under_way(after, starts, newest_counts=True) <= max(limit, usual)
+
+
+def held_bytes(graph: Graph) -> int:
+    found = footprint(graph, optimizer_spec("sgd"), StepKind.FUSED, {}, block_bytes=512)
+    return found.peak_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@over(LAYERS, st.integers(0, 12_000))
+def test_copies_have_the_room_there_is_and_not_more(layers: list[Layer], room: int) -> None:
+    before = LateWaits().run(EarlyStarts().run(layer_graph(layers)))
+    assert held_bytes(CopyRoom(room).run(before)) <= max(held_bytes(before), room)
+
+
+@settings(max_examples=30, deadline=None)
+@over(LAYERS)
+def test_with_enough_room_no_copy_is_waited_for_in_forward(layers: list[Layer]) -> None:
+    """And a copy back starts no later than half of backward before its use."""
+    graph = CopyRoom(10**9).run(LateWaits().run(EarlyStarts().run(layer_graph(layers))))
+    border = first_backward(graph)
+    last = max(position for position in range(border) if not graph.nodes[position].op.startswith("tier."))
+    assert not any(node.op == "tier.wait" for node in graph.nodes[:last])
+    positions = {node.name: position for position, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.op == "tier.reload":
+            used = positions[graph.nodes[graph.users[node.name][0]].name]
+            copies = 2 * len(layers)
+            assert positions[node.name] - border <= (used - border) / 2 + copies
 
 
 @settings(max_examples=40, deadline=None)

@@ -95,7 +95,7 @@ def test_measured_peak_is_within_the_predicted_one_and_that_within_the_budget(
         ranks = two_ranks.run(measured_peak, result.plan, result.graph, SIZE, host_bytes == 0, timeout_seconds=120)
         for measured in ranks:
             require_kept(result, measured)
-    assert len(seen) >= NUM_POINTS // 2
+    assert len(seen) >= 3, "of the plans of a fast host the first may be the fastest under most budgets"
 
 
 def require_kept(result: PlanResult, measured: Measured) -> None:
