@@ -1,4 +1,5 @@
-"""The three models of `peers.py`: how each is built, fed, cut into blocks, and made tensor parallel by hand."""
+"""The models of `peers.py` and `offload_cost.py`: how each is built, fed, cut into blocks, and made tensor parallel by
+hand."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,17 +95,13 @@ def _styles(columns: tuple[str, ...], rows: tuple[str, ...]) -> dict[str, Parall
     return {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows}
 
 
-WIDTH: Final = 4096
-WIDE_ROWS: Final = 8
+class MLP(nn.Module):
+    """Blocks of two linear layers."""
 
-
-class WideMLP(nn.Module):
-    """Far more parameters than activations: moving weights or gradients costs more than computing."""
-
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)) for _ in range(3)
+            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(3)
         )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -113,8 +110,11 @@ class WideMLP(nn.Module):
         return nn.functional.mse_loss(x, y)
 
 
-def _wide_batch(generator: torch.Generator) -> Batch:
-    return {name: torch.randn(WIDE_ROWS, WIDTH, generator=generator) for name in ("x", "y")}
+def _mlp(name: str, width: int, rows: int) -> PeerModel:
+    def batch(generator: torch.Generator) -> Batch:
+        return {name: torch.randn(rows, width, generator=generator) for name in ("x", "y")}
+
+    return PeerModel(name, lambda: MLP(width), batch, "blocks", lambda: _styles(("0",), ("2",)), dict)
 
 
 MODELS: Final = {
@@ -126,6 +126,9 @@ MODELS: Final = {
         PeerModel(
             "vit", lambda: ViTForImageClassification(VIT_CONFIG), _vit_batch, "vit.layers", _vit_block, _vit_outside
         ),
-        PeerModel("wide-mlp", WideMLP, _wide_batch, "blocks", lambda: _styles(("0",), ("2",)), dict),
+        _mlp("wide-mlp", 4096, 8),
+        _mlp("square-mlp", 2048, 1024),
     )
 }
+"""The wide MLP has far more parameters than activations: moving weights or gradients costs more than computing. The
+square one computes much for every byte that backward needs: what is moved is little beside it."""

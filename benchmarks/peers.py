@@ -193,7 +193,7 @@ def _record(case: Case, num_ranks: int, results: Sequence[SideResult]) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2", help="comma separated; torchrun's own number under torchrun")
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default="llama,vit,wide-mlp", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tight", action="store_true", help="also plan under a budget that only sharding meets")
