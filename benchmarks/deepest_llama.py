@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import torch
@@ -75,6 +76,7 @@ def deepest(fits: Callable[[int], bool], shallow: int, deep: int) -> int:
 def deepest_fsdp(pool: RankPool, budget_bytes: int) -> int:
     """By training at each depth."""
 
+    @cache
     def fits(depth: int) -> bool:
         found = pool.run(train_fsdp, depth, 0, timeout_seconds=TIME_LIMIT_SECONDS)[0]
         print(f"  FSDP2 with {depth} layers: {format_size(found.peak_bytes)}", flush=True)

@@ -25,7 +25,18 @@ from shardwright.runtime.copies import Copies
 from shardwright.runtime.session import Session, find_session
 from shardwright.runtime.tracker import held_tensors
 
-__all__ = ["BATCH", "TOKENS", "VOCABULARY", "WIDTH", "Measured", "batch_of", "build", "train_fsdp", "train_planned"]
+__all__ = [
+    "BATCH",
+    "TOKENS",
+    "VOCABULARY",
+    "WIDTH",
+    "DeviceMemory",
+    "Measured",
+    "batch_of",
+    "build",
+    "train_fsdp",
+    "train_planned",
+]
 
 WIDTH: Final = 512
 MLP_WIDTH: Final = 1376
@@ -54,7 +65,8 @@ def build(depth: int) -> nn.Module:
         vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=MLP_WIDTH, num_hidden_layers=depth,
         num_attention_heads=8, num_key_value_heads=8, use_cache=False,
     )  # fmt: skip
-    return LlamaForCausalLM(config).train()
+    model: nn.Module = LlamaForCausalLM(config)
+    return model.train()
 
 
 def batch_of(generator: torch.Generator) -> Batch:
@@ -105,15 +117,15 @@ def _measured(
     peak = 0
     for _ in range(TRACKED_STEPS):
         held = [*held_tensors(side.module, side.optimizer), *part.values(), *constants]
-        with _DeviceMemory(held, addresses, is_host) as memory:
+        with DeviceMemory(held, addresses, is_host) as memory:
             side.step(part)
         peak = max(peak, memory.peak_bytes)
     copies = _copies(session) if session else None
     seconds = [_timed(side, part) for _ in range(timed_steps)]
     return Measured(
-        peak_bytes=_largest(peak),
-        pool_bytes=_largest(copies.pool.peak_bytes if copies else 0),
-        state_bytes=_largest(sum(tensor.untyped_storage().nbytes() for tensor in host_state)),
+        peak_bytes=int(_largest(peak)),
+        pool_bytes=int(_largest(copies.pool.peak_bytes if copies else 0)),
+        state_bytes=int(_largest(sum(tensor.untyped_storage().nbytes() for tensor in host_state))),
         step_seconds=_largest(statistics.median(seconds) if seconds else 0.0),
         loss=loss,
     )
@@ -127,13 +139,13 @@ def _timed(side: Side, part: Batch) -> float:
 
 
 def _largest(value: float) -> float:
-    """Over ranks."""
+    """Over ranks; whole numbers are exact up to 2**53."""
     found = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(found, dist.ReduceOp.MAX)
-    return type(value)(found)
+    return float(found)
 
 
-class _DeviceMemory(PeerMemory):  # type: ignore[no-untyped-call]  # torch's __init_subclass__
+class DeviceMemory(PeerMemory):  # type: ignore[no-untyped-call]  # torch's __init_subclass__
     """Without what is on the host, which on a CPU looks like anything else."""
 
     def __init__(self, held: Iterable[Tensor], on_host: set[int], is_host: Callable[[Tensor], bool]) -> None:
