@@ -5,8 +5,9 @@
 Two gloo ranks on this machine. For FSDP2 (`fully_shard` and `checkpoint_wrapper` on every block) each depth is trained
 and its peak measured. For ours each depth is planned under the budget, and the deepest plan is trained and measured by
 the same tracker, which counts every storage but those of the host pool and of optimizer state on the host. Both use
-AdamW(fused=True). Depths are found by bisection, ours from FSDP2's to `--most` times it. Prints depths, peaks, seconds
-of a step and of planning, and what stands in the way of one layer more.
+AdamW(fused=True). FSDP2's peak grows by the same bytes with every layer, so its depth is extrapolated from two shallow
+ones and then measured, one more layer too. Ours is found by bisection from twice that up to `--most` times. Prints
+depths, peaks, seconds of a step and of planning, and what stands in the way of one layer more.
 """
 
 import argparse
@@ -28,7 +29,8 @@ from shardwright.runtime.rank_pool import RankPool
 
 NUM_RANKS: Final = 2
 TIME_LIMIT_SECONDS: Final = 60.0 * 20
-FSDP_START: Final = 12
+SHALLOW: Final = (2, 5)
+"""Depths that FSDP2's growth is measured on."""
 
 
 @dataclass
@@ -77,15 +79,24 @@ def deepest_fsdp(pool: RankPool, budget_bytes: int) -> int:
     """By training at each depth."""
 
     @cache
-    def fits(depth: int) -> bool:
-        found = pool.run(train_fsdp, depth, 0, timeout_seconds=TIME_LIMIT_SECONDS)[0]
-        print(f"  FSDP2 with {depth} layers: {format_size(found.peak_bytes)}", flush=True)
-        return found.peak_bytes <= budget_bytes
+    def peak_bytes(depth: int) -> int:
+        found = pool.run(train_fsdp, depth, 0, timeout_seconds=TIME_LIMIT_SECONDS)[0].peak_bytes
+        print(f"  FSDP2 with {depth} layers: {format_size(found)}", flush=True)
+        return found
 
-    deep = FSDP_START
-    while fits(deep):
-        deep *= 2
-    return deepest(fits, deep // 2, deep)
+    return deepest_linear(peak_bytes, budget_bytes)
+
+
+def deepest_linear(peak_bytes: Callable[[int], int], budget_bytes: int) -> int:
+    """The largest depth whose peak is within the budget, where each layer adds about the same; 0 where none is."""
+    few, more = SHALLOW
+    layer_bytes = (peak_bytes(more) - peak_bytes(few)) / (more - few)
+    depth = max(1, int(few + (budget_bytes - peak_bytes(few)) / layer_bytes))
+    while depth and peak_bytes(depth) > budget_bytes:
+        depth -= 1
+    while peak_bytes(depth + 1) <= budget_bytes:
+        depth += 1
+    return depth
 
 
 def deepest_planned(pool: RankPool, planning: Planning, shallow: int, deep: int) -> tuple[int, Measured | None]:
@@ -121,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", default="512MiB", help="of one rank")
     parser.add_argument("--host", default="16GiB", help="host memory of one rank")
-    parser.add_argument("--most", type=int, default=4, help="times the depth of FSDP2 to look up to")
+    parser.add_argument("--most", type=float, default=4, help="times the depth of FSDP2 to look up to")
     parser.add_argument("--fsdp-depth", type=int, default=0, help="take FSDP2's depth as known, and only measure there")
     given = parser.parse_args()
     if "MALLOC_MMAP_MAX_" not in os.environ:  # glibc reads it when a process starts
@@ -134,7 +145,7 @@ def main() -> None:
         if not fsdp_depth:
             sys.exit(f"FSDP2 does not train one layer within {given.budget}")
         fsdp = pool.run(train_fsdp, fsdp_depth, timeout_seconds=TIME_LIMIT_SECONDS)[0]
-        depth, measured = deepest_planned(pool, planning, fsdp_depth, given.most * fsdp_depth)
+        depth, measured = deepest_planned(pool, planning, 2 * fsdp_depth, int(given.most * fsdp_depth) + 1)
         same = train(pool, planning, fsdp_depth) if planning.fits(fsdp_depth) else None
     print(
         f"Llama of width {WIDTH}, vocabulary {VOCABULARY}, batch {BATCH} x {TOKENS}, AdamW(fused=True),"

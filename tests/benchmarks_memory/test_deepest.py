@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from deepest_llama import deepest
+from deepest_llama import deepest, deepest_linear
 from depth_runs import DeviceMemory
 
 from shardwright.runtime.host_pool import HostPool
@@ -18,6 +18,15 @@ def test_bisection_finds_the_last_depth_that_fits_and_asks_few(limit: int) -> No
 
     assert deepest(fits, 8, 20) == limit
     assert len(asked) <= 8 and len(set(asked)) == len(asked)
+
+
+@pytest.mark.parametrize("budget", [0, 99, 100, 199, 200, 1234, 2050])
+def test_extrapolation_finds_it_too_where_layers_are_nearly_alike(budget: int) -> None:
+    def peak_bytes(depth: int) -> int:
+        return 100 * depth + (40 if depth > 7 else 0)
+
+    found = deepest_linear(peak_bytes, budget)
+    assert found == max(depth for depth in range(30) if peak_bytes(depth) <= budget)
 
 
 def test_only_storages_of_the_device_are_counted_resized_ones_too() -> None:
