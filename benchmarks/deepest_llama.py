@@ -1,6 +1,6 @@
 """The deepest Llama of width 512 that trains within a budget: FSDP2 that recomputes all, and a plan with host memory.
 
-    python benchmarks/deepest_llama.py [--budget 512MiB] [--host 16GiB] [--most 4] [--fsdp-depth N]
+    python benchmarks/deepest_llama.py [--budget 512MiB] [--host 16GiB] [--most 4] [--fsdp-depth N] [--deepest-only]
 
 Two gloo ranks on this machine. For FSDP2 (`fully_shard` and `checkpoint_wrapper` on every block) each depth is trained
 and its peak measured. For ours each depth is planned under the budget, and the deepest plan is trained and measured by
@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--host", default="16GiB", help="host memory of one rank")
     parser.add_argument("--most", type=float, default=4, help="times the depth of FSDP2 to look up to")
     parser.add_argument("--fsdp-depth", type=int, default=0, help="take FSDP2's depth as known, and only measure there")
+    parser.add_argument("--deepest-only", action="store_true", help="do not train a plan of FSDP2's depth beside it")
     given = parser.parse_args()
     if "MALLOC_MMAP_MAX_" not in os.environ:  # glibc reads it when a process starts
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | STEADY_MEMORY)
@@ -146,7 +147,8 @@ def main() -> None:
             sys.exit(f"FSDP2 does not train one layer within {given.budget}")
         fsdp = pool.run(train_fsdp, fsdp_depth, timeout_seconds=TIME_LIMIT_SECONDS)[0]
         depth, measured = deepest_planned(pool, planning, 2 * fsdp_depth, int(given.most * fsdp_depth) + 1)
-        same = train(pool, planning, fsdp_depth) if planning.fits(fsdp_depth) else None
+        compared = not given.deepest_only and planning.fits(fsdp_depth)
+        same = train(pool, planning, fsdp_depth) if compared else None
     print(
         f"Llama of width {WIDTH}, vocabulary {VOCABULARY}, batch {BATCH} x {TOKENS}, AdamW(fused=True),"
         f" {NUM_RANKS} ranks, {given.budget} a rank"
