@@ -1,11 +1,12 @@
 """What a graph, a cluster and a plan are, and their text. Knows neither torch nor a solver."""
 
-from shardwright.ir.cluster import Cluster, Device, Host, Link
+from shardwright.ir.cluster import Cluster, Device, Disk, Host, Link
 from shardwright.ir.cluster_text import PRESETS, load_cluster, parse_cluster, print_cluster
 from shardwright.ir.decisions import Decisions, Fate, Gather, Schedule, Tier
 from shardwright.ir.errors import (
     CaptureError,
     ClusterError,
+    DiskError,
     GraphError,
     InfeasibleError,
     InputError,
@@ -55,6 +56,8 @@ __all__ = [
     "DTYPE_BYTES",
     "Decisions",
     "Device",
+    "Disk",
+    "DiskError",
     "Fate",
     "FateRule",
     "Gather",

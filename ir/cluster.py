@@ -1,9 +1,9 @@
-"""The machines: device, links by level, host. Read from TOML or a preset by `cluster_text`."""
+"""The machines: device, links by level, host, disk. Read from TOML or a preset by `cluster_text`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Cluster", "Device", "Host", "Link"]
+__all__ = ["Cluster", "Device", "Disk", "Host", "Link"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,20 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """Local storage as seen from one rank, with all ranks of the node at it."""
+
+    capacity_bytes: int
+    """Per rank."""
+    write_bytes_per_second: float
+    read_bytes_per_second: float
+    latency_seconds: float
+    """Of one write or read."""
+    path: str = ""
+    """The directory that files are made in, on every node; empty: the user's cache folder."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """Equal nodes of equal devices."""
 
@@ -63,6 +77,8 @@ class Cluster:
     inter: Link
     """Per rank; equals `intra` where there is one node."""
     host: Host
+    disk: Disk | None = None
+    """None: nothing can be moved to disk."""
 
     @property
     def num_ranks(self) -> int:

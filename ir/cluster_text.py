@@ -1,18 +1,20 @@
 """Clusters by name or from a TOML file, and back to TOML.
 
 Presets are TOML files in `presets/`, `cpu:N` aside, which is this machine. Every key is needed and no other is
-allowed. Sizes, rates and times are written with units (`units`).
+allowed; only the table `disk`, and in it `path`, may be left out. Sizes, rates and times are written with units
+(`units`).
 """
 
 import os
 import re
+import shutil
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from shardwright.ir.cluster import Cluster, Device, Host, Link
+from shardwright.ir.cluster import Cluster, Device, Disk, Host, Link
 from shardwright.ir.errors import ClusterError, TextError
 from shardwright.ir.names import closest, quote
 from shardwright.ir.types import DTYPE_BYTES
@@ -30,13 +32,16 @@ _KINDS: Final = ("cuda", "cpu")
 _T = TypeVar("_T")
 
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "": ("name", "num_nodes", "ranks_per_node", "device", "intra", "inter", "host"),
+    "": ("name", "num_nodes", "ranks_per_node", "device", "intra", "inter", "host", "disk"),
     "device": ("kind", "memory", "memory_bandwidth", "matmul_efficiency", "launch", "block", "measured", "flops"),
     "intra": ("bandwidth", "latency", "overlap"),
     "inter": ("bandwidth", "latency", "overlap"),
     "host": ("memory", "copy_bandwidth", "copy_latency", "smallest_offload", "optimizer_rate"),
+    "disk": ("capacity", "write_bandwidth", "read_bandwidth", "latency", "path"),
 }
-"""The keys of every table, all needed."""
+"""The keys of every table."""
+_OPTIONAL: Final[Mapping[str, tuple[str, ...]]] = {"": ("disk",), "disk": ("path",)}
+"""Those that may be left out; all others are needed."""
 
 
 def load_cluster(name_or_path: str) -> Cluster:
@@ -78,6 +83,7 @@ def parse_cluster(text: str, path: str = "<cluster>") -> Cluster:
             smallest_offload_bytes=host.size("smallest_offload"),
             optimizer_elements_per_second=host.rate("optimizer_rate", "element"),
         ),
+        disk=_disk(root.table("disk")) if "disk" in root.keys else None,
     )
 
 
@@ -107,6 +113,7 @@ def print_cluster(cluster: Cluster) -> str:
         f'copy_latency = "{exact_seconds(host.copy_latency_seconds)}"',
         f'smallest_offload = "{exact_size(host.smallest_offload_bytes)}"',
         f'optimizer_rate = "{host.optimizer_elements_per_second!r}element/s"',
+        *_disk_lines(cluster.disk),
     ]
     return "\n".join(lines) + "\n"
 
@@ -117,6 +124,19 @@ def _link_lines(name: str, link: Link) -> list[str]:
         f'bandwidth = "{link.bytes_per_second!r}B/s"',
         f'latency = "{exact_seconds(link.latency_seconds)}"',
         f"overlap = {link.overlap!r}",
+    ]
+
+
+def _disk_lines(disk: Disk | None) -> list[str]:
+    if disk is None:
+        return []
+    return [
+        "\n[disk]",
+        f'capacity = "{exact_size(disk.capacity_bytes)}"',
+        f'write_bandwidth = "{disk.write_bytes_per_second!r}B/s"',
+        f'read_bandwidth = "{disk.read_bytes_per_second!r}B/s"',
+        f'latency = "{exact_seconds(disk.latency_seconds)}"',
+        *([f"path = {quote(disk.path)}"] if disk.path else []),
     ]
 
 
@@ -134,7 +154,14 @@ def _cpu_cluster(num_ranks: int) -> Cluster:
         inter=link,
         device=replace(one.device, memory_bytes=each),
         host=replace(one.host, memory_bytes=each),
+        disk=one.disk and replace(one.disk, capacity_bytes=_free_disk_bytes() // num_ranks),
     )
+
+
+def _free_disk_bytes() -> int:
+    """Where the user's own files, and with them the cache folder, usually lie."""
+    home = Path(os.path.expanduser("~"))
+    return shutil.disk_usage(home if home.is_dir() else "/").free
 
 
 def _read(path: Path) -> Cluster:
@@ -166,13 +193,23 @@ def _device(table: "_Table") -> Device:
     )
 
 
+def _disk(table: "_Table") -> Disk:
+    return Disk(
+        capacity_bytes=table.size("capacity"),
+        write_bytes_per_second=table.rate("write_bandwidth", "B"),
+        read_bytes_per_second=table.rate("read_bandwidth", "B"),
+        latency_seconds=table.seconds("latency"),
+        path=table.text("path") if "path" in table.keys else "",
+    )
+
+
 def _link(table: "_Table") -> Link:
     return Link(table.rate("bandwidth", "B"), table.seconds("latency"), table.fraction("overlap", zero=True))
 
 
 class _Table:
     """One table of the file, read by key with the unit that is meant. `allowed` keys may be absent; without it, the
-    keys of `_SECTIONS` must all be there."""
+    keys of `_SECTIONS` must all be there but those of `_OPTIONAL`."""
 
     def __init__(self, path: str, section: str, values: Mapping[str, object], allowed: tuple[str, ...] = ()) -> None:
         self._path = path
@@ -184,7 +221,8 @@ class _Table:
                 raise self.error(
                     key, f"expected one of the keys {', '.join(known)}, found {key!r}{closest(key, known)}"
                 )
-        missing = [] if allowed else [key for key in known if key not in values]
+        needed = () if allowed else [key for key in known if key not in _OPTIONAL.get(section, ())]
+        missing = [key for key in needed if key not in values]
         if missing:
             where = f"table [{section}]" if section else "the top of the file"
             raise self.error(

@@ -1,4 +1,4 @@
-"""What a plan decides: a layout for every value, a fate for every saved storage, a tier for optimizer state."""
+"""What a plan decides: a layout for every value, a fate for every saved storage, a tier for what moves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Fate(StrEnum):
     RECOMPUTE = "recompute"
     """Freed after its last use in forward; its operator runs again in backward, before the first use there."""
     OFFLOAD = "offload"
-    """Copied to host after its last use in forward, copied back before its first use in backward."""
+    """Copied to host or disk after its last use in forward, copied back before its first use in backward."""
 
 
 class Gather(StrEnum):
@@ -30,6 +30,7 @@ class Gather(StrEnum):
 class Tier(StrEnum):
     DEVICE = "device"
     HOST = "host"
+    DISK = "disk"
 
 
 MIB = 2**20
@@ -66,5 +67,6 @@ class Decisions:
     gathers: Mapping[str, Gather] = field(default_factory=dict)
     """By parameter; those not named are gathered again."""
     tiers: Mapping[str, Tier] = field(default_factory=dict)
-    """Where a parameter's optimizer state lives; those not named: on the device."""
+    """Where a parameter's optimizer state lives, device or host; those not named: on the device.
+    Where the copy of an offloaded storage lies, host or disk; those not named: on the host."""
     schedule: Schedule = Schedule()

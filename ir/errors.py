@@ -3,6 +3,7 @@
 __all__ = [
     "CaptureError",
     "ClusterError",
+    "DiskError",
     "GraphError",
     "InfeasibleError",
     "InputError",
@@ -29,6 +30,10 @@ class GraphError(ShardwrightError):
 
 class ClusterError(ShardwrightError):
     """A cluster description that is unknown or incomplete."""
+
+
+class DiskError(ShardwrightError):
+    """The disk tier's file cannot be made, written or read; parameters and optimizer state are as they were."""
 
 
 class PlanError(ShardwrightError):

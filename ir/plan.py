@@ -42,6 +42,8 @@ class Budget:
 
     device_bytes: int
     host_bytes: int
+    disk_bytes: int = 0
+    """Of its file; 0: there is no disk to move anything to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Prediction:
     device_bytes: int
     """Peak of one rank."""
     host_bytes: int
+    """The buffers through which copies go to the disk included."""
+    disk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

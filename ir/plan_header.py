@@ -124,9 +124,8 @@ def parse_cluster_line(cursor: Cursor) -> tuple[str, Mesh]:
 
 
 def parse_budget(cursor: Cursor) -> Budget:
-    device, host = (_size_field(cursor, key) for key in ("device", "host"))
-    cursor.expect_end()
-    return Budget(device, host)
+    device, host, disk = _tier_sizes(cursor)
+    return Budget(device, host, disk)
 
 
 def parse_schedule(cursor: Cursor) -> Schedule:
@@ -141,9 +140,16 @@ def parse_prediction(cursor: Cursor) -> Prediction:
     step = _quantity(cursor, parse_seconds)
     error = _quantity(cursor, lambda text: parse_percent(text.removeprefix("±")))
     cursor.skip_comma()
+    device, host, disk = _tier_sizes(cursor)
+    return Prediction(step, error, device, host, disk)
+
+
+def _tier_sizes(cursor: Cursor) -> tuple[int, int, int]:
+    """Bytes on device, host and disk; a disk is named only where there is one."""
     device, host = (_size_field(cursor, key) for key in ("device", "host"))
+    disk = 0 if cursor.at_end else _size_field(cursor, "disk")
     cursor.expect_end()
-    return Prediction(step, error, device, host)
+    return device, host, disk
 
 
 def parse_certificate(cursor: Cursor) -> Certificate:

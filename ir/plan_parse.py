@@ -27,7 +27,7 @@ from shardwright.ir.plan_header import (
     parse_target,
 )
 from shardwright.ir.plan_lines import Cursor, PlanSource, Word
-from shardwright.ir.plan_text import ABSENT, FATE_KEYS, PlanNames
+from shardwright.ir.plan_text import ABSENT, COPY_TIERS, STATE_TIERS, PlanNames
 
 __all__ = ["parse_plan", "read_graph_hash"]
 
@@ -67,19 +67,28 @@ def _decisions(lines: Mapping[str, list[Cursor]], graph: Graph, mesh: Mesh) -> D
     reads: _Found[tuple[Layout, ...] | None] = _Found(names.nodes)
     for line in lines.get("read", []):
         reads.read(line, lambda cursor, chosen: _read_layouts(cursor, chosen, graph, mesh), _show_layouts)
-    fates: _Found[Fate] = _Found(names.storages)
-    for fate, (key, suffix) in FATE_KEYS.items():
-        for line in lines.get(key, []):
-            fates.read(line, _fate_reader(fate, suffix), lambda found: found.value)
+    fates: _Found[tuple[Fate, str]] = _Found(names.storages)
+    for fate in Fate:
+        for line in lines.get(fate.value, []):
+            fates.read(line, _fate_reader(fate), lambda found: " ".join(found).rstrip())
     gathers: _Found[Gather] = _Found(names.weights)
     for line in lines.get("gather", []):
-        gathers.read(line, lambda cursor, _: Gather(_one_of(cursor, [g.value for g in Gather])), lambda g: g.value)
+        gathers.read(line, lambda cursor, _: Gather(_one_of(cursor, tuple(Gather))), lambda g: g.value)
     tiers: _Found[Tier] = _Found(names.params)
     for line in lines.get("state", []):
-        tiers.read(line, lambda cursor, _: Tier(_one_of(cursor, [t.value for t in Tier])), lambda t: t.value)
+        tiers.read(line, lambda cursor, _: Tier(_one_of(cursor, STATE_TIERS)), lambda t: t.value)
     schedule = parse_schedule(lines["schedule"][0])
     all_layouts, all_reads = complete(graph, mesh, layouts.decided, reads.decided)
-    return Decisions(mesh, all_layouts, all_reads, fates.decided, gathers.decided, tiers.decided, schedule)
+    return Decisions(
+        mesh=mesh,
+        layouts=all_layouts,
+        reads=all_reads,
+        fates={name: fate for name, (fate, _) in fates.decided.items()},
+        gathers=gathers.decided,
+        # What lies on the host is not named: it is the same plan without.
+        tiers=tiers.decided | {name: Tier.DISK for name, (_, tier) in fates.decided.items() if tier == Tier.DISK},
+        schedule=schedule,
+    )
 
 
 class _Found(Generic[_T]):
@@ -186,17 +195,18 @@ def _show_layouts(layouts: tuple[Layout, ...] | None) -> str:
     return ABSENT if layouts is None else " ".join(f"[{format_layout(layout)}]" for layout in layouts)
 
 
-def _fate_reader(fate: Fate, suffix: str) -> Callable[[Cursor, tuple[str, ...]], Fate]:
-    def read(cursor: Cursor, _: tuple[str, ...]) -> Fate:
-        if suffix:
-            _one_of(cursor, [suffix])
+def _fate_reader(fate: Fate) -> Callable[[Cursor, tuple[str, ...]], tuple[Fate, str]]:
+    """Reads the tier of what is offloaded; nothing follows other fates."""
+
+    def read(cursor: Cursor, _: tuple[str, ...]) -> tuple[Fate, str]:
+        tier = _one_of(cursor, COPY_TIERS) if fate is Fate.OFFLOAD else ""
         cursor.expect_end()
-        return fate
+        return fate, tier
 
     return read
 
 
-def _one_of(cursor: Cursor, words: list[str]) -> str:
+def _one_of(cursor: Cursor, words: tuple[str, ...]) -> str:
     word = cursor.next()
     if word.text not in words:
         cursor.fail(word, " or ".join(words))

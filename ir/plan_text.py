@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Final, TypeVar
 
-from shardwright.ir.decisions import Decisions, Fate, Schedule
+from shardwright.ir.decisions import Decisions, Fate, Schedule, Tier
 from shardwright.ir.errors import PlanError
 from shardwright.ir.globs import NameIndex, fold_names
 from shardwright.ir.graph import Graph, InputKind, Phase
@@ -20,17 +20,15 @@ from shardwright.ir.plan import FORMAT_VERSION, Baseline, Certificate, Plan, Pre
 from shardwright.ir.plan_defaults import default_layout, default_reads
 from shardwright.ir.units import exact_percent, exact_seconds, exact_size, format_seconds, format_size
 
-__all__ = ["ABSENT", "FATE_KEYS", "SCHEDULE_FIELDS", "PlanNames", "print_plan"]
+__all__ = ["ABSENT", "COPY_TIERS", "SCHEDULE_FIELDS", "STATE_TIERS", "PlanNames", "print_plan"]
 
 ABSENT: Final = "none"
 """Stands where a value has no layout or a node no reads: plans of a part of the graph."""
 
-FATE_KEYS: Final[Mapping[Fate, tuple[str, str]]] = {
-    Fate.KEEP: ("keep", ""),
-    Fate.RECOMPUTE: ("recompute", ""),
-    Fate.OFFLOAD: ("offload", "host"),
-}
-"""Fate to the key of its line and what follows the name."""
+COPY_TIERS: Final = (Tier.HOST, Tier.DISK)
+"""Where the copy of an offloaded storage may lie; the first where nothing is decided."""
+STATE_TIERS: Final = (Tier.DEVICE, Tier.HOST)
+"""Where optimizer state may live."""
 
 SCHEDULE_FIELDS: Final = tuple((field.name.removesuffix("_bytes"), field.name) for field in fields(Schedule))
 """Word in the text and attribute, all sizes."""
@@ -63,7 +61,7 @@ def print_plan(plan: Plan, graph: Graph) -> str:
         _read_lines(decisions, graph, names),
         _fate_lines(decisions, names),
         _map_lines("gather", decisions.gathers, names.weights, lambda gather: gather.value),
-        _map_lines("state", decisions.tiers, names.params, lambda tier: tier.value),
+        _state_lines(decisions, names),
         [_prediction(plan.prediction), *_certificate(plan.certificate), *map(_baseline, plan.baselines)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n\nend\n"
@@ -91,7 +89,7 @@ def _header(plan: Plan) -> list[str]:
         seed=str(identity.seed),
         accumulate=str(identity.accumulate),
     )
-    size = _fields(device=exact_size(budget.device_bytes), host=exact_size(budget.host_bytes))
+    size = _fields(**_tier_sizes(budget.device_bytes, budget.host_bytes, budget.disk_bytes))
     schedule = _fields(**{field: exact_size(getattr(plan.decisions.schedule, name)) for field, name in SCHEDULE_FIELDS})
     mesh = ", ".join(
         f"{_word(a)}={n}" for a, n in zip(plan.decisions.mesh.axes, plan.decisions.mesh.sizes, strict=True)
@@ -107,11 +105,18 @@ def _header(plan: Plan) -> list[str]:
     ]
 
 
+def _tier_sizes(device_bytes: int, host_bytes: int, disk_bytes: int) -> dict[str, str]:
+    """A disk is named where there is one: plans without are those of before there were any."""
+    sizes = {"device": exact_size(device_bytes), "host": exact_size(host_bytes)}
+    return sizes | {"disk": exact_size(disk_bytes)} if disk_bytes else sizes
+
+
 def _prediction(found: Prediction) -> str:
     step = f"{exact_seconds(found.step_seconds)} ±{exact_percent(found.error_fraction)}"
-    exact = _fields(step=step, device=exact_size(found.device_bytes), host=exact_size(found.host_bytes))
-    device, host = format_size(found.device_bytes), format_size(found.host_bytes)
-    return _line("predict", exact, f"# {format_seconds(found.step_seconds)}, {device}, {host}")
+    sizes = (found.device_bytes, found.host_bytes, found.disk_bytes)
+    exact = _fields(step=step, **_tier_sizes(*sizes))
+    rounded = ", ".join(format_size(size) for size in (sizes if found.disk_bytes else sizes[:2]))
+    return _line("predict", exact, f"# {format_seconds(found.step_seconds)}, {rounded}")
 
 
 def _certificate(found: Certificate | None) -> list[str]:
@@ -167,10 +172,28 @@ def _read_lines(decisions: Decisions, graph: Graph, names: PlanNames) -> list[st
 def _fate_lines(decisions: Decisions, names: PlanNames) -> list[str]:
     _check_known("keep, recompute and offload", decisions.fates, names.storages)
     lines: list[str] = []
-    for fate, (key, suffix) in FATE_KEYS.items():
-        chosen = {name: suffix for name, found in decisions.fates.items() if found is fate}
-        lines += _decision_lines(key, chosen, names.storages, chosen.get, str)
+    for fate in Fate:
+        chosen = {name: _copy_tier(decisions, name) for name, found in decisions.fates.items() if found is fate}
+        lines += _decision_lines(fate.value, chosen, names.storages, chosen.get, str)
     return lines
+
+
+def _copy_tier(decisions: Decisions, name: str) -> str:
+    """What follows the name of an offloaded storage; nothing for other fates."""
+    tier = decisions.tiers.get(name)
+    if decisions.fates[name] is not Fate.OFFLOAD and tier is None:
+        return ""
+    if decisions.fates[name] is not Fate.OFFLOAD or tier not in (None, *COPY_TIERS):
+        raise PlanError(f"expected a tier of {name!r} only where it is offloaded, to host or disk, found {tier}")
+    return (tier or COPY_TIERS[0]).value
+
+
+def _state_lines(decisions: Decisions, names: PlanNames) -> list[str]:
+    states = {name: tier for name, tier in decisions.tiers.items() if name not in decisions.fates}
+    away = next((name for name, tier in states.items() if tier not in STATE_TIERS), None)
+    if away is not None:
+        raise PlanError(f"expected optimizer state of {away!r} on device or host, found {states[away].value}")
+    return _map_lines("state", states, names.params, lambda tier: tier.value)
 
 
 def _map_lines(key: str, decided: Mapping[str, _T], index: NameIndex, write: Callable[[_T], str]) -> list[str]:

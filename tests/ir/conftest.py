@@ -127,7 +127,9 @@ def _plans(draw: st.DrawFn) -> tuple[Plan, Graph]:
     fates = {name: draw(st.sampled_from(Fate)) for name in stored if draw(st.booleans())}
     params = graph.inputs_of(InputKind.PARAM)
     gathers = {name: draw(st.sampled_from(Gather)) for name in params if draw(st.booleans())}
-    tiers = {name: draw(st.sampled_from(Tier)) for name in params if draw(st.booleans())}
+    states = st.sampled_from((Tier.DEVICE, Tier.HOST))
+    tiers = {name: draw(states) for name in params if draw(st.booleans())}
+    tiers |= {name: Tier.DISK for name, fate in fates.items() if fate is Fate.OFFLOAD and draw(st.booleans())}
     sizes = st.integers(0, 2**50)
     decisions = Decisions(mesh, layouts, reads, fates, gathers, tiers, Schedule(draw(sizes), draw(sizes)))
     numbers = st.floats(allow_nan=False)
@@ -139,8 +141,8 @@ def _plans(draw: st.DrawFn) -> tuple[Plan, Graph]:
     certificate = st.builds(Certificate, numbers, numbers, words, words, st.booleans())
     baselines = st.builds(Baseline, words, st.none() | numbers, st.none() | sizes, words)
     plan = Plan(
-        draw(words), identity, draw(words), Budget(draw(sizes), draw(sizes)), decisions,
-        Prediction(draw(numbers), draw(numbers), draw(sizes), draw(sizes)), draw(st.none() | certificate),
+        draw(words), identity, draw(words), Budget(draw(sizes), draw(sizes), draw(sizes)), decisions,
+        Prediction(draw(numbers), draw(numbers), draw(sizes), draw(sizes), draw(sizes)), draw(st.none() | certificate),
         tuple(draw(st.lists(baselines, max_size=2))), tuple(draw(st.lists(st.tuples(words, words), max_size=2))),
     )  # fmt: skip
     return plan, graph

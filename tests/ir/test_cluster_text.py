@@ -41,6 +41,16 @@ def test_every_figure_of_a_preset_names_its_source() -> None:
         assert text.count(" # ") > 12
 
 
+def test_a_disk_may_be_left_out_and_its_path_too() -> None:
+    described = load_cluster("h100x8")
+    without = H100[: H100.index("\n[disk]")]
+    assert parse_cluster(without) == replace(described, disk=None)
+    assert "disk" not in print_cluster(replace(described, disk=None))
+    assert described.disk is not None and not described.disk.path
+    scratch = replace(described, disk=replace(described.disk, path="/scratch/a b"))
+    assert parse_cluster(print_cluster(scratch)) == scratch
+
+
 def test_cpu_ranks_divide_this_machine() -> None:
     cluster = load_cluster("cpu:4")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -99,6 +109,8 @@ MISTAKES = {
     "zero rate": ("55000000000.0B/s", "0B/s", "above 0, found '0B/s'", "host.copy_bandwidth"),
     "time": ('launch = "7us"', 'launch = "7"', "expected a time with one of the units", "device.launch"),
     "flag": ("measured = false", "measured = 0", "expected true or false, found 0", "device.measured"),
+    "disk key": ('latency = "60us"', "", "expected the key 'latency' in table [disk]", "disk.latency"),
+    "disk path": ("[disk]", "[disk]\npath = 3", "expected text in quotes, found 3", "disk.path"),
     "table": ("[device.flops]", "flops = 3\n[device.x]", "expected one of the keys kind", "device.x"),
 }
 

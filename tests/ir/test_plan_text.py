@@ -22,6 +22,7 @@ from shardwright.ir import (
     Mesh,
     Partial,
     Plan,
+    PlanError,
     Prediction,
     Replicate,
     Shard,
@@ -176,7 +177,9 @@ EDITS = {
     "mesh": ("tp=2", "tp=0", "expected a whole number of 1 or more, found '0'", "0)"),
     "type": ("x f32[4, 4]", "x f9[4, 4]", "expected a dtype of", "f9[4, 4]"),
     "glob": ("{0..3}", "{0..x}", "expected numbers in braces", "net.layers.{0..x}"),
-    "more": ("host 4GiB", "host 4GiB, disk 1GiB", "expected the end of the line, found 'disk'", "disk"),
+    "more": ("host 4GiB", "host 4GiB, desk 1GiB", "expected 'disk', found 'desk'", "desk"),
+    "copy on the device": (f"silu{' ' * 20}host", "silu  device", "expected host or disk, found", "device"),
+    "state on disk": (f".down.weight{' ' * 22}host", ".down.weight  disk", "expected device or host, found", "disk"),
 }
 
 
@@ -200,6 +203,7 @@ def test_what_cannot_be_read_is_shown_with_a_caret(edit: str, deep: Graph) -> No
         "keep *.act/silu",
         "place net.layers.*.weight R, R",
         "state *.3.up.weight device",
+        "offload net.layers.4.act/silu disk",
     ],
 )
 def test_two_lines_that_decide_one_name_differently_name_each_other(line: str, deep: Graph) -> None:
@@ -208,6 +212,44 @@ def test_two_lines_that_decide_one_name_differently_name_each_other(line: str, d
         TextError, match=r"expected one decision for 'net.layers.\S*', found .* on line \d+ and .* on line \d+"
     ):
         parse_plan(text, deep)
+
+
+def test_a_disk_is_named_where_there_is_one_and_nowhere_else(deep: Graph) -> None:
+    """The golden plan above, of before there were disks, is read as one without."""
+    plan = _plan(deep)
+    moved = {f"net.layers.{k}.act/silu": Tier.DISK for k in (4, 5)}
+    spilled = dataclasses.replace(
+        plan,
+        budget=dataclasses.replace(plan.budget, disk_bytes=2**31),
+        prediction=dataclasses.replace(plan.prediction, disk_bytes=3 * 2**20),
+        decisions=dataclasses.replace(plan.decisions, tiers={**plan.decisions.tiers, **moved}),
+    )
+    text = print_plan(spilled, deep)
+    assert parse_plan(text, deep) == spilled
+    lines = {line for line in re.sub(r" {2,}", "  ", text).split("\n") if "disk" in line or "3MiB" in line}
+    assert lines == {
+        "budget  device 900MiB, host 4GiB, disk 2GiB",
+        "offload  net.layers.{4..5}.act/silu  disk",
+        "predict  step 412ms ±6%, device 913305601B, host 0B, disk 3MiB  # 412ms, 871MiB, 0B, 3MiB",
+    }
+    assert parse_plan(print_plan(plan, deep), deep).budget.disk_bytes == 0
+    back = text.replace("silu" + " " * 20 + "disk", "silu  host")
+    assert back != text and parse_plan(back, deep).decisions.tiers == plan.decisions.tiers
+
+
+@pytest.mark.parametrize(
+    ("name", "tier", "message"),
+    [
+        ("net.layers.0.act/silu", Tier.DISK, "only where it is offloaded, to host or disk"),
+        ("net.layers.4.act/silu", Tier.DEVICE, "only where it is offloaded, to host or disk"),
+        ("net.layers.0.up.weight", Tier.DISK, "expected optimizer state of .* on device or host, found disk"),
+    ],
+)
+def test_a_tier_where_nothing_can_lie_is_not_printed(deep: Graph, name: str, tier: Tier, message: str) -> None:
+    plan = _plan(deep)
+    decisions = dataclasses.replace(plan.decisions, tiers={**plan.decisions.tiers, name: tier})
+    with pytest.raises(PlanError, match=message):
+        print_plan(dataclasses.replace(plan, decisions=decisions), deep)
 
 
 def test_two_lines_may_say_the_same(deep: Graph) -> None:
