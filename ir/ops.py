@@ -16,7 +16,7 @@ Operators of ours, all with the axis by name so that one text serves every rank:
 | `mesh.coordinate(axis)` | this rank's index on the axis, an i64 scalar |
 | `mesh.pack(x...)` | one flat buffer with all of them, in order |
 | `mesh.unpack(buffer, shapes)` | its inverse; results are views of the buffer |
-| `tier.offload(x, tier)` | starts a copy of x to `host`; the result is the copy and lives there |
+| `tier.offload(x, tier)` | starts a copy of x to `host` or `disk`; the result is the copy and lives there |
 | `tier.reload(h)` | starts the copy back; the result is a device tensor |
 | `tier.wait(h, x)` | the finished copy; shares h's storage; x, what was copied, lives until here |
 """

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shardwright.ir import ClusterError, Node, TensorType
+from shardwright.ir import ClusterError, Node, TensorType, Tier
 from shardwright.ir.cluster import Cluster, Device
 from shardwright.passes.collective_model import collective_seconds
 from shardwright.passes.work import Products, Work, numbered, work_of
@@ -117,9 +117,21 @@ class AnalyticalPrices:
     def collective_seconds(self, kind: str, num_bytes: int, group_sizes: tuple[int, ...], axis: int) -> float:
         return collective_seconds(self.cluster, kind, num_bytes, group_sizes, axis)
 
-    def copy_seconds(self, num_bytes: int) -> float:
+    def copy_seconds(self, num_bytes: int, tier: Tier = Tier.HOST, back: bool = False) -> float:
+        """The way to the disk is as fast as the disk: the host's part of it goes on at the same time."""
+        if not num_bytes:
+            return 0.0
+        if tier is Tier.DISK:
+            return self._disk_seconds(num_bytes, back)
         host = self.cluster.host
-        return host.copy_latency_seconds + num_bytes / host.copy_bytes_per_second if num_bytes else 0.0
+        return host.copy_latency_seconds + num_bytes / host.copy_bytes_per_second
+
+    def _disk_seconds(self, num_bytes: int, back: bool) -> float:
+        disk = self.cluster.disk
+        if disk is None:
+            raise ClusterError(f"expected a disk in cluster {self.cluster.name!r}, found none: add a table [disk]")
+        rate = disk.read_bytes_per_second if back else disk.write_bytes_per_second
+        return disk.latency_seconds + num_bytes / rate
 
     def optimizer_seconds(self, num_elements: int, state_bytes: int, on_host: bool) -> float:
         """Parameters and gradients count as float32: read both, write one, read and write the state."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import ClassVar
 
-from shardwright.ir import Graph, Node, Phase
+from shardwright.ir import Graph, Node, Phase, Tier
+from shardwright.passes.copies import tier_of
 from shardwright.passes.lifetimes import first_backward, lifetimes, rounded
 
 __all__ = ["CopyRoom"]
@@ -49,7 +50,7 @@ class _Spreading:
         self.roots = found.roots
         change = [0] * (len(self.graph.nodes) + 2)
         for storage in found.storages:
-            if not storage.on_host:
+            if storage.tier is Tier.DEVICE:
                 change[max(storage.birth, 0)] += storage.num_bytes
                 change[storage.death + 1] -= storage.num_bytes
         self.held_bytes = list(accumulate(change[:-1]))
@@ -85,7 +86,7 @@ class _Spreading:
         for position, node in enumerate(self.graph.nodes):
             due = [wait for wait in latest.get(position, ()) if wait in under_way]
             while due or (under_way and self.held_bytes[position] + copied_bytes > self.room_bytes):
-                wait = due.pop() if due else next(iter(under_way))
+                wait = due.pop() if due else self._soonest(under_way)
                 copied_bytes -= under_way.pop(wait)
                 self._move(wait, position)
                 ends[self.graph.nodes[wait].name] = position
@@ -95,6 +96,13 @@ class _Spreading:
                 under_way[position] = self._num_bytes(node.operands[1])
                 copied_bytes += under_way[position]
         return ends
+
+    def _soonest(self, under_way: Mapping[int, int]) -> int:
+        """The oldest copy of the fastest tier."""
+        return next((wait for wait in under_way if self._tier(wait) is Tier.HOST), next(iter(under_way)))
+
+    def _tier(self, position: int) -> Tier:
+        return tier_of(self.graph, self.graph.nodes[position])
 
     def _ends_copy_out(self, node: Node) -> bool:
         return node.op == "tier.wait" and self.graph.producers[node.operands[0]].op == "tier.offload"
@@ -112,17 +120,16 @@ class _Spreading:
         return found
 
     def _hasten_starts(self, ends: Mapping[str, int]) -> None:
-        """Copies back, in the order of their use, start as early as there is room from then on."""
-        earliest = self.border
+        """Copies back, of each tier in the order of their use, start as early as there is room from then on."""
+        earliest = dict.fromkeys(Tier, self.border)
         for position in range(self.border, len(self.graph.nodes)):
             node = self.graph.nodes[position]
             if node.op != "tier.reload":
                 continue
-            num_bytes = self._num_bytes(node.name)
-            earliest = max(earliest, ends.get(node.operands[0], 0))
-            start = position
-            while start > earliest and self.held_bytes[start - 1] + num_bytes <= self.room_bytes:
+            tier, num_bytes = self._tier(position), self._num_bytes(node.name)
+            start, first = position, max(earliest[tier], ends.get(node.operands[0], 0))
+            while start > first and self.held_bytes[start - 1] + num_bytes <= self.room_bytes:
                 start -= 1
                 self.held_bytes[start] += num_bytes
             self._move(position, start)
-            earliest = start
+            earliest[tier] = start

@@ -1,9 +1,9 @@
 """Footprint: the bytes one rank holds at every node of its program, and what they consist of at the peak.
 
-Needs a rank graph, the optimizer's appetite and the tier of each parameter's state. Gives bytes, device and host apart.
+Needs a rank graph, the optimizer's appetite and the tier of each parameter's state. Gives bytes of device, host and disk.
 A node's results are allocated while its operands are alive; what dies with a node is freed behind it. Parameters,
 buffers, the batch and optimizer state are there all along. The optimizer's step follows the last node: by then only
-what the caller holds is alive, with the step's temporaries on top.
+what the caller holds is alive, with the step's temporaries on top. The buffers of the disk are on the host all along.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from shardwright.ir import DTYPE_BYTES, Graph, InputKind, TensorType, Tier
+from shardwright.passes.copies import buffer_bytes, copied_to
 from shardwright.passes.lifetimes import Storage, lifetimes, rounded
 from shardwright.passes.optimizers import OptimizerSpec, StepKind
 
@@ -29,6 +30,8 @@ class Footprint:
     """Device storages alive there, optimizer state included, largest first."""
     host_curve_bytes: tuple[int, ...]
     """Host bytes, as `curve_bytes`."""
+    disk_curve_bytes: tuple[int, ...]
+    """Bytes of the file, as `curve_bytes`."""
 
     @property
     def peak_bytes(self) -> int:
@@ -37,6 +40,10 @@ class Footprint:
     @property
     def host_peak_bytes(self) -> int:
         return max(self.host_curve_bytes)
+
+    @property
+    def disk_peak_bytes(self) -> int:
+        return max(self.disk_curve_bytes)
 
 
 def footprint(
@@ -53,15 +60,17 @@ def footprint(
         *(_state(graph, name, optimizer, name in on_host, block_bytes) for name in stepped(graph)),
         _step(graph, [name for name in stepped(graph) if name not in on_host], optimizer, step_kind),
         _host_step(graph, on_host, optimizer),
+        _disk_buffers(graph),
     )
-    curve = _curve((s for s in storages if not s.on_host), end)
+    curve, on_host_curve, on_disk_curve = (_curve((s for s in storages if s.tier is tier), end) for tier in Tier)
     position = curve.index(max(curve))
-    alive = (s for s in storages if not s.on_host and s.num_bytes and s.birth <= position <= s.death)
+    alive = (s for s in storages if s.tier is Tier.DEVICE and s.num_bytes and s.birth <= position <= s.death)
     return Footprint(
         curve_bytes=curve,
         peak_position=position,
         peak_storages=tuple(sorted(alive, key=lambda s: (-s.num_bytes, s.name))),
-        host_curve_bytes=_curve((s for s in storages if s.on_host), end),
+        host_curve_bytes=on_host_curve,
+        disk_curve_bytes=on_disk_curve,
     )
 
 
@@ -89,7 +98,11 @@ def _state(graph: Graph, parameter: str, optimizer: OptimizerSpec, on_host: bool
     block = 1 if on_host else block_bytes
     tensors = optimizer.num_state_tensors * rounded(graph.types[parameter].num_bytes, block)
     scalars = optimizer.num_scalars * rounded(DTYPE_BYTES["f32"], block)
-    return Storage(f"state({parameter})", tensors + scalars, -1, len(graph.nodes), on_host)
+    return Storage(f"state({parameter})", tensors + scalars, -1, len(graph.nodes), _host_or_device(on_host))
+
+
+def _host_or_device(on_host: bool) -> Tier:
+    return Tier.HOST if on_host else Tier.DEVICE
 
 
 def _step(graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec, step_kind: StepKind) -> Storage:
@@ -99,12 +112,17 @@ def _step(graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec, ste
         kind = graph.types[parameter]
         groups.setdefault("" if step_kind is StepKind.LOOP else kind.dtype, []).append(kind.num_bytes)
     num_bytes = max((optimizer.temporary_bytes(sizes, 1, step_kind) for sizes in groups.values()), default=0)
-    return Storage("optimizer step", num_bytes, len(graph.nodes), len(graph.nodes), False)
+    return Storage("optimizer step", num_bytes, len(graph.nodes), len(graph.nodes), Tier.DEVICE)
 
 
 def _host_step(graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec) -> Storage:
     num_bytes = max((_staged_bytes(graph.types[name], optimizer) for name in parameters), default=0)
-    return Storage("optimizer step", num_bytes, len(graph.nodes), len(graph.nodes), True)
+    return Storage("optimizer step", num_bytes, len(graph.nodes), len(graph.nodes), Tier.HOST)
+
+
+def _disk_buffers(graph: Graph) -> Storage:
+    sizes = [graph.types[node.name].num_bytes for node in copied_to(graph, Tier.DISK)]
+    return Storage("disk buffers", buffer_bytes(sizes), -1, len(graph.nodes), Tier.HOST)
 
 
 def _staged_bytes(kind: TensorType, optimizer: OptimizerSpec) -> int:

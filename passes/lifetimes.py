@@ -11,8 +11,9 @@ gradients until after the last. New values of buffers are written into the buffe
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.ir import Graph, GraphError, Phase
+from shardwright.ir import Graph, GraphError, Phase, Tier
 from shardwright.ir.ops import aliased_operand
+from shardwright.passes.copies import slot_bytes, tier_of
 
 __all__ = ["Lifetimes", "Storage", "first_backward", "lifetimes", "rounded", "storage_roots"]
 
@@ -24,13 +25,13 @@ class Storage:
     name: str
     """The value that made it; views of it have other names."""
     num_bytes: int
-    """Rounded up to the allocator's block; a copy on the host is not rounded."""
+    """Rounded up to the allocator's block; a copy on the host is not rounded, one on disk to the file's block."""
     birth: int
     """Position of the node that makes it; -1 for what the graph is given."""
     death: int
     """Position of the last node that needs it; the number of nodes where it outlives them all."""
-    on_host: bool
-    """Whether it is a copy that `tier.offload` made."""
+    tier: Tier
+    """Where it lies; off the device are the copies that `tier.offload` made."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def lifetimes(graph: Graph, block_bytes: int) -> Lifetimes:
     roots = storage_roots(graph)
     births = {given.name: -1 for given in graph.inputs}
     deaths = {given.name: len(graph.nodes) for given in graph.inputs}
-    on_host: set[str] = set()
+    tiers: dict[str, Tier] = {}
     for position, node in enumerate(graph.nodes):
         for result in node.results:
             root = roots[result]
@@ -86,11 +87,11 @@ def lifetimes(graph: Graph, block_bytes: int) -> Lifetimes:
             root = roots[operand]
             deaths[root] = max(deaths[root], position)
         if node.op == "tier.offload":
-            on_host.update(node.results)
+            tiers[node.name] = tier_of(graph, node)
     for name, position in _held(graph).items():
         root = roots[name]
         deaths[root] = max(deaths[root], position)
-    return Lifetimes(tuple(_storage(graph, n, births[n], deaths[n], n in on_host, block_bytes) for n in births), roots)
+    return Lifetimes(tuple(_storage(graph, n, births[n], deaths[n], tiers.get(n), block_bytes) for n in births), roots)
 
 
 def _held(graph: Graph) -> dict[str, int]:
@@ -99,6 +100,8 @@ def _held(graph: Graph) -> dict[str, int]:
     return dict.fromkeys(graph.updates.values(), first_backward(graph) - 1) | dict.fromkeys(kept, len(graph.nodes))
 
 
-def _storage(graph: Graph, name: str, birth: int, death: int, on_host: bool, block_bytes: int) -> Storage:
+def _storage(graph: Graph, name: str, birth: int, death: int, tier: Tier | None, block_bytes: int) -> Storage:
     exact = graph.types[name].num_bytes
-    return Storage(name, exact if on_host else rounded(exact, block_bytes), birth, death, on_host)
+    if tier is Tier.DISK:
+        return Storage(name, slot_bytes(exact), birth, death, tier)
+    return Storage(name, exact if tier else rounded(exact, block_bytes), birth, death, tier or Tier.DEVICE)

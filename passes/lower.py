@@ -23,6 +23,7 @@ from shardwright.ir import (
     PlanError,
     Ref,
     TensorType,
+    Tier,
     format_layout,
     local_shape,
     replicated,
@@ -55,8 +56,8 @@ class _Lowering:
     """(phase, value, layout) to its name in the rank graph."""
     _again: dict[str, str] = field(default_factory=dict)
     """Forward value to what backward reads in its stead."""
-    _host: dict[str, str] = field(default_factory=dict)
-    """Offloaded value to its host copy."""
+    _copy: dict[str, str] = field(default_factory=dict)
+    """Offloaded value to its copy on host or disk."""
     _origin: Node | None = None
     """The captured node on whose behalf nodes are written: they inherit module and source."""
 
@@ -227,7 +228,7 @@ class _Lowering:
         return base not in self.graph.producers and self.decisions.gathers.get(base) is Gather.KEEP
 
     def _offload(self) -> None:
-        """Write the copies to host behind the last use of each offloaded storage in forward."""
+        """Write the copies to host or disk behind the last use of each offloaded storage in forward."""
         moved = [v for v, fate in self.decisions.fates.items() if fate is Fate.OFFLOAD]
         if not moved:
             return
@@ -237,12 +238,13 @@ class _Lowering:
             node = self.graph.producers.get(value)
             if node is None or node.phase is not Phase.FORWARD or aliased_operand(node) is not None:
                 raise PlanError(f"expected the name of a storage that forward makes, found `offload {value}`")
-            host, done = f"{value}~offload", f"{value}~host"
-            self.types[host] = self.types[done] = self.types[value]
-            self._host[value] = done
+            tier = self.decisions.tiers.get(value, Tier.HOST)
+            start, done = f"{value}~offload", f"{value}~{tier}"
+            self.types[start] = self.types[done] = self.types[value]
+            self._copy[value] = done
             after.setdefault(last[value], []).extend((
-                Node("tier.offload", (Ref(value), "host"), (), (host,), Phase.FORWARD, node.module, node.source),
-                Node("tier.wait", (Ref(host), Ref(value)), (), (done,), Phase.FORWARD, node.module, node.source),
+                Node("tier.offload", (Ref(value), tier.value), (), (start,), Phase.FORWARD, node.module, node.source),
+                Node("tier.wait", (Ref(start), Ref(value)), (), (done,), Phase.FORWARD, node.module, node.source),
             ))  # fmt: skip
         self.nodes = [n for i, node in enumerate(self.nodes) for n in (node, *after.get(i, ()))]
 
@@ -260,9 +262,9 @@ class _Lowering:
 
     def _reload(self, value: str) -> str:
         start, done = f"{value}~reload", f"{value}~again"
-        host = self._host[value]
+        copy = self._copy[value]
         node = self.graph.producers[value]
         self.types[start] = self.types[done] = self.types[value]
-        self.nodes.append(Node("tier.reload", (Ref(host),), (), (start,), self.phase, node.module, node.source))
-        self.nodes.append(Node("tier.wait", (Ref(start), Ref(host)), (), (done,), self.phase, node.module, node.source))
+        self.nodes.append(Node("tier.reload", (Ref(copy),), (), (start,), self.phase, node.module, node.source))
+        self.nodes.append(Node("tier.wait", (Ref(start), Ref(copy)), (), (done,), self.phase, node.module, node.source))
         return done

@@ -7,12 +7,15 @@ move, on the stream that moves it; waits cost nothing by themselves.
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from shardwright.ir import Graph, GraphError, Mesh, Node, TensorType, substitute
+from shardwright.ir import Graph, GraphError, Mesh, Node, TensorType, Tier, substitute
 from shardwright.ir.ops import aliased_operand, is_collective
+from shardwright.passes.copies import tier_of
 from shardwright.passes.prices import Prices
 
 __all__ = ["NodePrices", "collective_bytes"]
 
+Move = tuple[str, int, int, Tier]
+"""Operator, bytes, axis (-1 for copies), tier (device for collectives)."""
 Key = tuple[str, object, tuple[int, ...], tuple[TensorType, ...], tuple[TensorType, ...]]
 
 
@@ -30,7 +33,7 @@ class NodePrices:
     mesh: Mesh
     prices: Prices
     _ops: dict[Key, float] = field(default_factory=dict)
-    _moves: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    _moves: dict[Move, float] = field(default_factory=dict)
 
     def compute_seconds(self, node: Node) -> float:
         """An operator that is neither start nor wait. Not for starts."""
@@ -50,17 +53,18 @@ class NodePrices:
 
     def move_seconds(self, node: Node) -> float:
         """A collective, or a copy between tiers. Only for starts."""
-        axis = self.axis_index(node) if is_collective(node.op) else -1
-        num_bytes = collective_bytes(self.graph, node) if axis >= 0 else self.graph.types[node.operands[0]].num_bytes
-        key = (node.op if axis >= 0 else "copy", num_bytes, axis)
+        if is_collective(node.op):
+            key = (node.op, collective_bytes(self.graph, node), self.axis_index(node), Tier.DEVICE)
+        else:
+            key = (node.op, self.graph.types[node.operands[0]].num_bytes, -1, tier_of(self.graph, node))
         if key not in self._moves:
             self._moves[key] = self._ask(key)
         return self._moves[key]
 
-    def _ask(self, key: tuple[str, int, int]) -> float:
-        op, num_bytes, axis = key
+    def _ask(self, move: Move) -> float:
+        op, num_bytes, axis, tier = move
         if axis < 0:
-            return self.prices.copy_seconds(num_bytes)
+            return self.prices.copy_seconds(num_bytes, tier, op == "tier.reload")
         return self.prices.collective_seconds(op.removeprefix("mesh."), num_bytes, self.mesh.sizes, axis)
 
     def axis_index(self, node: Node) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from shardwright.ir import Node, TensorType
+from shardwright.ir import Node, TensorType, Tier
 
 __all__ = ["Prices"]
 
@@ -19,8 +19,8 @@ class Prices(Protocol):
         whole (gathered, or to be reduced) tensor on one rank; the group is axis `axis` of a mesh of `group_sizes`."""
         ...
 
-    def copy_seconds(self, num_bytes: int) -> float:
-        """Device to host or back."""
+    def copy_seconds(self, num_bytes: int, tier: Tier = Tier.HOST, back: bool = False) -> float:
+        """One copy from the device to a tier or, with `back`, from there. Reading and writing a disk differ."""
         ...
 
     def optimizer_seconds(self, num_elements: int, state_bytes: int, on_host: bool) -> float:

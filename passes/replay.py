@@ -73,6 +73,10 @@ class Replay:
         return self.footprint.host_peak_bytes
 
     @property
+    def disk_peak_bytes(self) -> int:
+        return self.footprint.disk_peak_bytes
+
+    @property
     def peak_position(self) -> int:
         """Position of the node at the peak; the number of nodes where it is the optimizer's step."""
         return self.footprint.peak_position

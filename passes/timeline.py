@@ -2,8 +2,8 @@
 
 Needs a rank graph, `Prices` and the cluster's links. Gives seconds from the start of the step.
 
-There is one compute stream, one stream per mesh axis, one for copies to the host and one back. Compute runs its nodes
-in graph order. A start is queued on its stream when compute reaches it and runs when what was queued before is done. A
+There is one compute stream, one stream per mesh axis, one for copies to the host and one back, and one for the disk,
+which reads or writes. Compute runs its nodes in graph order. A start is queued on its stream when compute reaches it and runs when what was queued before is done. A
 wait holds compute until the start is done, and at least for the share of it that the link cannot hide: what compute
 lost while it ran, to cores or memory bandwidth shared with it.
 """
@@ -11,18 +11,20 @@ lost while it ran, to cores or memory bandwidth shared with it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardwright.ir import Graph, Mesh, Node, Phase
+from shardwright.ir import Graph, Mesh, Node, Phase, Tier
 from shardwright.ir.cluster import Cluster, Link
 from shardwright.ir.ops import is_async_start, is_collective
 from shardwright.passes.collective_model import span_of
+from shardwright.passes.copies import tier_of
 from shardwright.passes.node_prices import NodePrices
 from shardwright.passes.prices import Prices
 
-__all__ = ["COMPUTE", "COPY_IN", "COPY_OUT", "Event", "Timeline", "axis_link", "phase_of", "timeline"]
+__all__ = ["COMPUTE", "COPY_IN", "COPY_OUT", "DISK", "Event", "Timeline", "axis_link", "phase_of", "timeline"]
 
 COMPUTE = "compute"
 COPY_OUT = "copy-out"
 COPY_IN = "copy-in"
+DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Event:
     """Something that takes time."""
 
     stream: str
-    """`compute`, the name of a mesh axis, `copy-out`, `copy-in` or `host`."""
+    """`compute`, the name of a mesh axis, `copy-out`, `copy-in`, `disk` or `host`."""
     start_seconds: float
     end_seconds: float
     name: str
@@ -112,7 +114,7 @@ class _Clock:
         self.events.append(Event(COMPUTE, begin, self.now, node.name, node.phase.value))
 
     def _start(self, node: Node) -> None:
-        stream = _stream(node)
+        stream = _stream(self.prices.graph, node)
         seconds = self.prices.move_seconds(node)
         begin = max(self.now, self.free.get(stream, 0.0))
         self.free[stream] = begin + seconds
@@ -141,9 +143,11 @@ class _Clock:
         )
 
 
-def _stream(node: Node) -> str:
+def _stream(graph: Graph, node: Node) -> str:
     if is_collective(node.op):
         return str(node.args[1])
+    if tier_of(graph, node) is Tier.DISK:
+        return DISK
     return COPY_OUT if node.op == "tier.offload" else COPY_IN
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from shardwright.ir import Arg, Node, Ref, TensorType, Token
+from shardwright.ir import Arg, Node, Ref, TensorType, Tier, Token
 from shardwright.ir.cluster import Cluster
 from shardwright.passes.analytical import AnalyticalPrices
 from shardwright.passes.collective_model import span_of
@@ -209,7 +209,7 @@ class MeasuredPrices:
             return self._estimates.collective_seconds(kind, num_bytes, group_sizes, axis)
         return self._links.collective_seconds(kind, span.num_members, num_bytes)
 
-    def copy_seconds(self, num_bytes: int) -> float:
+    def copy_seconds(self, num_bytes: int, tier: Tier = Tier.HOST, back: bool = False) -> float:
         if self._links is None or not num_bytes:
             return self._estimates.copy_seconds(num_bytes)
         return self._links.copies.at(num_bytes)

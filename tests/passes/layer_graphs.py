@@ -32,6 +32,8 @@ class Layer:
     offload: bool = False
     watched: bool = False
     """Whether its gradient is read, in between, for an output: before the first reduction and behind it."""
+    disk: bool = False
+    """Whether what is offloaded lies on disk, not on the host."""
 
 
 class _Builder(GraphWriter):
@@ -92,7 +94,8 @@ def layer_graph(layers: Sequence[Layer], width: int = 8, rows: int = 3) -> Graph
         mm = b.call("aten.mm.default", Ref(h), Ref(w), to=f"layers.{i}/mm", shape=(rows, width))
         saved.append(h)
         if i and layers[i - 1].offload:
-            hosts[h] = b.pair("tier.offload", h, "host", to=f"{h}~host", shape=(rows, width))
+            tier = "disk" if layers[i - 1].disk else "host"
+            hosts[h] = b.pair("tier.offload", h, tier, to=f"{h}~{tier}", shape=(rows, width))
         h = b.call("aten.relu.default", Ref(mm), to=f"layers.{i}/relu", shape=(rows, width))
     saved.append(h)
     local = b.call("aten.sum.default", Ref(h), to="loss~local", shape=())

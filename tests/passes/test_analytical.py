@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.ir import ClusterError, Node, Ref, TensorType
-from shardwright.ir.cluster import Cluster, Device, Host, Link
+from shardwright.ir import ClusterError, Node, Ref, TensorType, Tier
+from shardwright.ir.cluster import Cluster, Device, Disk, Host, Link
 from shardwright.passes.analytical import AnalyticalPrices, matmul_efficiency
 from shardwright.passes.collective_model import Span, span_of
 from shardwright.passes.work import Products
@@ -157,3 +157,13 @@ def test_copies_and_optimizer_follow_their_rates() -> None:
     adam, sgd = PRICES.optimizer_seconds(10**9, 8 * 10**9, False), PRICES.optimizer_seconds(10**9, 0, False)
     assert adam / sgd == pytest.approx(28 / 12, rel=0.01)
     assert PRICES.optimizer_seconds(10**9, 8 * 10**9, True) == pytest.approx(2.0)
+
+
+def test_a_disk_reads_and_writes_at_rates_of_its_own_and_must_be_there() -> None:
+    prices = AnalyticalPrices(replace(A100, disk=Disk(10**12, 2e9, 5e9, 1e-4)))
+    assert prices.copy_seconds(0, Tier.DISK) == 0
+    assert prices.copy_seconds(10**9, Tier.DISK) == pytest.approx(0.5 + 1e-4)
+    assert prices.copy_seconds(10**9, Tier.DISK, back=True) == pytest.approx(0.2 + 1e-4)
+    assert prices.copy_seconds(10**9, Tier.HOST, back=True) == PRICES.copy_seconds(10**9)
+    with pytest.raises(ClusterError, match="expected a disk in cluster 'a100', found none"):
+        PRICES.copy_seconds(1, Tier.DISK)

@@ -6,7 +6,7 @@ every rank, read as it is made, kept:
     # mesh: dp=2, tp=2
     # place VALUE LAYOUT
     # read NODE LAYOUT; LAYOUT
-    # recompute VALUE      # offload VALUE      # gather PARAM keep
+    # recompute VALUE      # offload VALUE      # offload VALUE disk      # gather PARAM keep
 """
 
 import re
@@ -26,6 +26,7 @@ from shardwright.ir import (
     Mesh,
     Phase,
     PlanError,
+    Tier,
     parse_graph,
     parse_layout,
     print_graph,
@@ -63,7 +64,8 @@ def read_case(path: Path) -> Case:
     reads.update({name: tuple(map(parse_layout, told.split(";"))) for name, told in said["read"].items()})
     fates = dict.fromkeys(said["recompute"], Fate.RECOMPUTE) | dict.fromkeys(said["offload"], Fate.OFFLOAD)
     gathers = {name: Gather(kept) for name, kept in said["gather"].items()}
-    return Case(graph, Decisions(mesh, layouts, reads, fates, gathers), text, expected)
+    tiers = {name: Tier(tier) for name, tier in said["offload"].items() if tier}
+    return Case(graph, Decisions(mesh, layouts, reads, fates, gathers, tiers), text, expected)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

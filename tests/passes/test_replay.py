@@ -33,7 +33,7 @@ def cluster(overlap: float = 1.0, ranks_per_node: int = 4) -> Cluster:
 
 @dataclass
 class Flat:
-    """A second per operator, ten for matrix products, 32 bytes copied a second; counts what it is asked."""
+    """A second per operator, ten for matrix products, 32 bytes copied a second, the disk half or a quarter of it; counts what it is asked."""
 
     asked: list[str] = field(default_factory=list)
 
@@ -45,8 +45,8 @@ class Flat:
         self.asked.append(kind)
         return {"all_gather": 4.0, "all_reduce": 6.0, "reduce_scatter": 6.0}[kind.rstrip("_")]
 
-    def copy_seconds(self, num_bytes: int) -> float:
-        return num_bytes / 32
+    def copy_seconds(self, num_bytes: int, tier: Tier = Tier.HOST, back: bool = False) -> float:
+        return num_bytes / 32 * ((4 if back else 2) if tier is Tier.DISK else 1)
 
     def optimizer_seconds(self, num_elements: int, state_bytes: int, on_host: bool) -> float:
         return state_bytes / 1000 * (10 if on_host else 1)
@@ -166,6 +166,38 @@ def test_a_copy_to_the_host_counts_there_until_it_is_read_back() -> None:
     assert found.exposed_copy_seconds == 6
 
 
+def test_a_copy_on_disk_counts_there_in_whole_blocks_and_its_buffers_on_the_host_all_along() -> None:
+    layers = [Layer("replicated", offload=True, disk=True), Layer("replicated", offload=True), Layer("replicated")]
+    found, on_host = run(layer_graph(layers)), run(layer_graph([replace(layer, disk=False) for layer in layers]))
+    tensor, buffers = 3 * 8 * 4, 2 * 4096 + 4096
+    assert found.curve_bytes == on_host.curve_bytes
+    assert (found.disk_peak_bytes, on_host.disk_peak_bytes) == (4096, 0)
+    assert (found.host_peak_bytes, on_host.host_peak_bytes) == (buffers + tensor, 2 * tensor)
+    assert min(found.footprint.host_curve_bytes) == buffers and min(found.footprint.disk_curve_bytes) == 0
+
+
+def test_the_disk_has_one_stream_which_writes_and_reads_at_rates_of_its_own() -> None:
+    """96 bytes: 3 seconds to the host and back each, on disk 6 to write and 12 to read."""
+    graph = layer_graph([Layer("replicated", offload=True, disk=True), Layer("replicated", offload=True), Layer()])
+    moved = {event.name: (event.stream, event.end_seconds - event.start_seconds) for event in run(graph).events}
+    assert {name: moved[name] for name in moved if "~" in name and "relu" in name} == {
+        "layers.0/relu~disk.start": ("disk", 6.0),
+        "layers.1/relu~host.start": ("copy-out", 3.0),
+        "layers.1/relu~again.start": ("copy-in", 3.0),
+        "layers.0/relu~again.start": ("disk", 12.0),
+    }
+
+
+@pytest.mark.parametrize(("tier", "found"), [("tape", "'tape'"), ("device", "'device'")])
+def test_a_copy_to_nowhere_is_an_error(tier: str, found: str) -> None:
+    graph = layer_graph([Layer(offload=True), Layer()])
+    nodes = tuple(
+        replace(node, args=(node.args[0], tier)) if node.op == "tier.offload" else node for node in graph.nodes
+    )
+    with pytest.raises(GraphError, match=f"expected tier host or disk in tier.offload of .*, found {found}"):
+        run(replace(graph, nodes=nodes))
+
+
 def test_state_on_the_host_leaves_the_device_and_is_stepped_there() -> None:
     """Value and gradient of 256 bytes each go out, the value comes back, and the host is ten times slower."""
     graph = layer_graph([Layer()])
@@ -185,8 +217,8 @@ def test_parameters_without_gradient_have_no_state() -> None:
 # Brute force: which names are reachable at each moment, with no storage bookkeeping beyond sets of names.
 
 
-def brute_force_bytes(graph: Graph, block: int) -> tuple[list[int], list[int]]:
-    """(device, host) bytes while each node runs: the storages of all names that are held, found by walking views."""
+def brute_force_bytes(graph: Graph, block: int) -> tuple[list[int], list[int], list[int]]:
+    """(device, host, disk) bytes while each node runs: the storages of all names that are held, found by walking views."""
     end = len(graph.nodes)
     forward_end = max((i for i, node in enumerate(graph.nodes) if node.phase is Phase.FORWARD), default=-1)
     forever = {i.name for i in graph.inputs} | {graph.loss, *graph.gradients.values(), *graph.outputs.values()}
@@ -205,16 +237,20 @@ def brute_force_bytes(graph: Graph, block: int) -> tuple[list[int], list[int]]:
 
     first = {r: i for i, node in enumerate(graph.nodes) for r in node.results}
     spans = {name: (first.get(name, 0), last_need(name)) for name in graph.types}
-    device, host = [], []
+    device, host, disk = [], [], []
     for moment in range(end):
         owners = {owner(name) for name, (begin, last) in spans.items() if begin <= moment <= last}
-        hosted = {name for name in owners if name in makers and makers[name].op == "tier.offload"}
-        device.append(sum(-(-graph.types[name].num_bytes // block) * block for name in owners - hosted))
-        host.append(sum(graph.types[name].num_bytes for name in hosted))
-    return device, host
+        copies = {name for name in owners if name in makers and makers[name].op == "tier.offload"}
+        on_disk = {name for name in copies if makers[name].args[1] == "disk"}
+        device.append(sum(-(-graph.types[name].num_bytes // block) * block for name in owners - copies))
+        host.append(sum(graph.types[name].num_bytes for name in copies - on_disk))
+        disk.append(4096 * len(on_disk))
+    return device, host, disk
 
 
-LAYERS = st.lists(st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans(), st.booleans()), min_size=1, max_size=5)
+LAYERS = st.lists(
+    st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=5
+)
 
 
 @settings(max_examples=40, deadline=None)
@@ -224,10 +260,12 @@ def test_memory_is_that_of_brute_force(layers: list[Layer], moved: bool) -> None
     graph = layer_graph(layers)
     if moved:
         graph = scheduled(graph, Schedule(gather_bytes=300))
-    device, host = brute_force_bytes(graph, BLOCK)
+    device, host, disk = brute_force_bytes(graph, BLOCK)
+    buffers = 3 * 4096 if any(disk) else 0
     found = run(graph, name="sgd")
     assert list(found.curve_bytes[:-1]) == device
-    assert list(found.footprint.host_curve_bytes[:-1]) == host
+    assert list(found.footprint.host_curve_bytes[:-1]) == [buffers + copies for copies in host]
+    assert list(found.footprint.disk_curve_bytes[:-1]) == disk
     assert found.peak_bytes == max(found.curve_bytes)
 
 
@@ -238,7 +276,7 @@ def test_what_must_hold_of_every_replay(layers: list[Layer], overlap: float) -> 
     found = run(graph, overlap)
     lost = found.exposed_communication_seconds + found.exposed_copy_seconds
     assert found.step_seconds == pytest.approx(found.compute_seconds + lost + found.optimizer_seconds)
-    assert found.peak_bytes >= max(s.num_bytes for s in lifetimes(graph, BLOCK).storages if not s.on_host)
+    assert found.peak_bytes >= max(s.num_bytes for s in lifetimes(graph, BLOCK).storages if s.tier is Tier.DEVICE)
     assert sum(storage.num_bytes for storage in found.peak_storages) == found.peak_bytes
     sizes = [storage.num_bytes for storage in found.peak_storages]
     assert sizes == sorted(sizes, reverse=True)

@@ -22,7 +22,9 @@ from shardwright.passes.prefetch import Prefetch
 from shardwright.passes.schedule_check import check_schedule
 from shardwright.runtime.lockstep import run_lockstep
 
-LAYERS = st.lists(st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans(), st.booleans()), min_size=1, max_size=6)
+LAYERS = st.lists(
+    st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=6
+)
 PASSES: st.SearchStrategy[Pass] = st.one_of(
     st.just(EarlyStarts()),
     st.builds(Bucket, st.sampled_from([0, 300, 600, 10**6])),

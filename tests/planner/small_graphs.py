@@ -25,6 +25,7 @@ from shardwright.ir import (
     Replicate,
     Shard,
     TensorType,
+    Tier,
 )
 from shardwright.passes.optimizers import OptimizerSpec, optimizer_spec
 from shardwright.passes.strategies import Strategy
@@ -95,8 +96,10 @@ class FixedPrices:
             moved = num_bytes * (size - 1) / size
         return self.latency_seconds + moved * self.byte_seconds
 
-    def copy_seconds(self, num_bytes: int) -> float:
-        return self.launch_seconds + num_bytes * self.copy_byte_seconds
+    def copy_seconds(self, num_bytes: int, tier: Tier = Tier.HOST, back: bool = False) -> float:
+        """A disk takes twice as long as the host to write, and three times to read."""
+        slower = (3 if back else 2) if tier is Tier.DISK else 1
+        return self.launch_seconds + num_bytes * self.copy_byte_seconds * slower
 
     def optimizer_seconds(self, num_elements: int, state_bytes: int, on_host: bool) -> float:
         return num_elements * self.element_seconds * (4 if on_host else 1)
