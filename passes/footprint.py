@@ -1,7 +1,7 @@
 """Footprint: the bytes one rank holds at every node of its program, and what they consist of at the peak.
 
-Needs a rank graph, the optimizer's appetite and the tier of each parameter's state. Gives bytes of device, host and disk.
-A node's results are allocated while its operands are alive; what dies with a node is freed behind it. Parameters,
+Needs a rank graph, the optimizer's appetite and the tier of each parameter's state. Gives bytes of device, host and
+disk. A node's results are allocated while its operands are alive; what dies with a node is freed behind it. Parameters,
 buffers, the batch and optimizer state are there all along. The optimizer's step follows the last node: by then only
 what the caller holds is alive, with the step's temporaries on top. The buffers of the disk are on the host all along.
 """

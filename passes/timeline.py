@@ -3,9 +3,9 @@
 Needs a rank graph, `Prices` and the cluster's links. Gives seconds from the start of the step.
 
 There is one compute stream, one stream per mesh axis, one for copies to the host and one back, and one for the disk,
-which reads or writes. Compute runs its nodes in graph order. A start is queued on its stream when compute reaches it and runs when what was queued before is done. A
-wait holds compute until the start is done, and at least for the share of it that the link cannot hide: what compute
-lost while it ran, to cores or memory bandwidth shared with it.
+which reads or writes. Compute runs its nodes in graph order. A start is queued on its stream when compute reaches it
+and runs when what was queued before is done. A wait holds compute until the start is done, and at least for the share
+of it that the link cannot hide: what compute lost while it ran, to cores or memory bandwidth shared with it.
 """
 
 from collections.abc import Mapping

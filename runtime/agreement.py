@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from shardwright.ir import Graph, StalePlanError
+from shardwright.ir import DiskError, Graph, StalePlanError
 from shardwright.ir.ops import is_collective
 
-__all__ = ["gather_numbers", "gather_texts", "require_agreement", "schedule"]
+__all__ = ["gather_numbers", "gather_texts", "raise_everywhere", "require_agreement", "schedule"]
 
 
 def schedule(rank_graph: Graph) -> tuple[str, ...]:
@@ -46,6 +46,19 @@ def require_agreement(what: str, entries: Sequence[str]) -> None:
         f"{position}: {_entry(ours, position)} on rank 0, {_entry(theirs, position)} on rank {others[0]}; give every "
         "rank the same plan, model and versions"
     )
+
+
+def raise_everywhere(error: DiskError | None) -> None:
+    """Raises DiskError on every rank when one has an error, its own where it has one. Collective."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        texts = [str(error or "")]
+    else:
+        texts = gather_texts(str(error or ""))
+    if error is not None:
+        raise error
+    failed = next((rank for rank, text in enumerate(texts) if text), None)
+    if failed is not None:
+        raise DiskError(f"on rank {failed}: {texts[failed]}")
 
 
 def _entry(lines: Sequence[str], position: int) -> str:

@@ -1,4 +1,5 @@
 """Copies of storages to host and back, beside the computation: what `tier.offload`, `tier.reload`, `tier.wait` do.
+Those to disk are in `disk_copies`.
 
 Three edges order each copy: after the write of what is copied; no reuse of either memory before the copy has ended; no
 use of the result before it is there. On CUDA two streams of their own and events carry them, and nothing waits on the
@@ -15,29 +16,24 @@ from torch import Tensor
 
 from shardwright.runtime.host_pool import HostBuffer, HostPool
 
-__all__ = ["Copies", "CpuCopies", "CudaCopies", "HostCopy", "Reload", "copies_on", "extent"]
+__all__ = [
+    "Away", "Copies", "CpuCopies", "CudaCopies", "HostCopy", "Reload", "bytes_of", "copies_on", "extent",
+]  # fmt: skip
 
 Done = Future[None] | torch.cuda.Event
 
 
-class HostCopy:
-    """A storage that lives on the host: the value of `tier.offload`."""
+class Away:
+    """A storage that lives on another tier: the value of `tier.offload`."""
 
-    __slots__ = ("buffer", "done", "dtype", "pool", "shape", "strides")
+    __slots__ = ("done", "dtype", "num_bytes", "shape", "strides")
 
-    def __init__(self, x: Tensor, pool: HostPool) -> None:
-        self.pool = pool
+    def __init__(self, x: Tensor) -> None:
         self.dtype = x.dtype
         self.shape = x.shape
         self.strides = x.stride()
-        self.buffer: HostBuffer = pool.acquire(extent(x.shape, x.stride()) * x.element_size())
+        self.num_bytes = extent(x.shape, x.stride()) * x.element_size()
         self.done: Done | None = None
-
-    def __del__(self) -> None:
-        # Unset when the pool refused.
-        buffer = getattr(self, "buffer", None)
-        if buffer is not None:
-            self.pool.release(buffer)
 
     def fresh(self, device: torch.device) -> Tensor:
         """An unwritten device tensor of the same dtype, shape and strides."""
@@ -45,13 +41,30 @@ class HostCopy:
         return flat.as_strided(self.shape, self.strides)
 
 
+class HostCopy(Away):
+    """One on the host."""
+
+    __slots__ = ("buffer", "pool")
+
+    def __init__(self, x: Tensor, pool: HostPool) -> None:
+        super().__init__(x)
+        self.pool = pool
+        self.buffer: HostBuffer = pool.acquire(self.num_bytes)
+
+    def __del__(self) -> None:
+        # Unset when the pool refused.
+        buffer = getattr(self, "buffer", None)
+        if buffer is not None:
+            self.pool.release(buffer)
+
+
 class Reload:
-    """A device tensor that is being written from host: the value of `tier.reload`."""
+    """A device tensor that is being written from another tier: the value of `tier.reload`."""
 
     __slots__ = ("done", "source", "tensor")
 
-    def __init__(self, source: HostCopy, tensor: Tensor) -> None:
-        self.source: HostCopy | None = source
+    def __init__(self, source: Away, tensor: Tensor) -> None:
+        self.source: Away | None = source
         self.tensor = tensor
         self.done: Done | None = None
 
@@ -94,12 +107,12 @@ class CpuCopies:
 
     def offload(self, x: Tensor) -> HostCopy:
         host = HostCopy(x, self._pool)
-        host.done = self._submit(host.buffer.data, _bytes_of(x))
+        host.done = self._submit(host.buffer.data, bytes_of(x))
         return host
 
     def reload(self, h: HostCopy) -> Reload:
         back = Reload(h, h.fresh(self._device))
-        back.done = self._submit(_bytes_of(back.tensor), h.buffer.data)
+        back.done = self._submit(bytes_of(back.tensor), h.buffer.data)
         return back
 
     def wait(self, h: HostCopy | Reload, x: object) -> HostCopy | Tensor:
@@ -134,14 +147,14 @@ class CudaCopies:
         host = HostCopy(x, self._pool)
         if host.buffer.last_use is not None:
             self._out.wait_event(host.buffer.last_use)
-        host.done = self._run(self._out, lambda: host.buffer.data.copy_(_bytes_of(x), non_blocking=True))
+        host.done = self._run(self._out, lambda: host.buffer.data.copy_(bytes_of(x), non_blocking=True))
         return host
 
     def reload(self, h: HostCopy) -> Reload:
         back = _CudaReload(h, h.fresh(self._device), self._in)
         # The copy out may still be on its way; its stream knows.
         self._in.wait_stream(self._out)
-        back.done = self._run(self._in, lambda: _bytes_of(back.tensor).copy_(h.buffer.data, non_blocking=True))
+        back.done = self._run(self._in, lambda: bytes_of(back.tensor).copy_(h.buffer.data, non_blocking=True))
         h.buffer.last_use = back.done
         return back
 
@@ -188,7 +201,7 @@ def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def _bytes_of(x: Tensor) -> Tensor:
+def bytes_of(x: Tensor) -> Tensor:
     """The memory that `x` touches, flat: one plain copy keeps dtype and strides, whatever they are."""
     return x.as_strided((extent(x.shape, x.stride()),), (1,)).view(torch.uint8)
 

@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from shardwright.ir import Arg, Graph, GraphError, InputKind, Mesh, Node, Phase, Ref
+from shardwright.ir import Arg, Graph, GraphError, InputKind, Mesh, Node, Phase, Ref, Tier
 from shardwright.ir.ops import is_collective
+from shardwright.passes.copies import tier_of
 from shardwright.runtime import kernels
 from shardwright.runtime.compat import BoxedCodeGen
 from shardwright.runtime.copies import Copies
+from shardwright.runtime.disk_copies import DiskCopies
 from shardwright.runtime.faults import Fault, Injector, broken_collective
-from shardwright.runtime.host_buffers import host_buffer_sizes
+from shardwright.runtime.host_buffers import disk_copy_sizes, host_buffer_sizes
 from shardwright.runtime.program import Program
 from shardwright.runtime.torch_ops import torch_arg, torch_op
 
@@ -35,19 +37,23 @@ def emit(
     device: torch.device,
     *,
     copies: Copies | None = None,
+    disk: DiskCopies | None = None,
     fault: Fault | None = None,
 ) -> Program:
     """The program of `rank`. `groups` has the process group's name of every axis that collectives run over.
 
-    `copies` moves storages to host and back; needed where the graph has `tier.*`. Raises GraphError.
+    `copies` moves storages to host and back, `disk` to disk; needed where the graph does. Raises GraphError, and
+    PlanError or DiskError where there is no room for what it moves.
     """
     broken = broken_collective(graph, fault) if fault else ""
-    target = _Target(graph, mesh, mesh.coordinate(rank), groups, device, copies, broken)
+    target = _Target(graph, mesh, mesh.coordinate(rank), groups, device, copies, disk, broken)
     injector = _injector(target, fault) if fault else None
     inputs = graph.inputs_of(InputKind.PARAM, InputKind.FROZEN, InputKind.BUFFER, InputKind.INPUT)
     tangents = graph.inputs_of(InputKind.TANGENT)
     returned = tuple(dict.fromkeys(filter(None, (graph.loss, *graph.outputs.values(), *graph.updates.values()))))
     saved = saved_values(graph)
+    if disk is not None:
+        disk.reserve(disk_copy_sizes(graph))
     if copies is not None:
         copies.pool.reserve(host_buffer_sizes(graph))
     forward = tuple(node for node in graph.nodes if node.phase is Phase.FORWARD)
@@ -84,6 +90,7 @@ class _Target:
     groups: Mapping[str, str]
     device: torch.device
     copies: Copies | None
+    disk: DiskCopies | None
     broken: str
     """Name of the start that a fault breaks, or nothing."""
 
@@ -124,7 +131,7 @@ def _function(
     for node in nodes:
         writer.write(node, used)
     writer.graph.output([writer.value(name, "the end") for name in wanted])
-    root = {"copies": target.copies, "fault": injector}
+    root = {"copies": target.copies, "disk": target.disk, "fault": injector}
     module = fx.GraphModule({key: root[key] for key in writer.attributes}, writer.graph)
     module.graph.set_codegen(BoxedCodeGen())
     module.recompile()
@@ -225,11 +232,10 @@ class _Writer:
         return self._method("fault", "finish", (waited,), node.name) if broken else waited
 
     def _copy(self, node: Node, operands: tuple[fx.Node, ...]) -> fx.Node:
-        if self.target.copies is None:
-            raise GraphError(f"expected a copy engine for {node.op} of {node.name}, found none; pass `copies`")
-        if node.op == "tier.offload" and node.args[1:] != ("host",):
-            raise GraphError(f"expected tier host in {node.op} of {node.name}, found {node.args[1:]}")
-        return self._method("copies", node.op.removeprefix("tier."), operands, node.name)
+        owner = "disk" if tier_of(self.target.graph, node) is Tier.DISK else "copies"
+        if getattr(self.target, owner) is None:
+            raise GraphError(f"expected a copy engine for {node.op} of {node.name}, found none; pass `{owner}`")
+        return self._method(owner, node.op.removeprefix("tier."), operands, node.name)
 
     def _method(self, owner: str, method: str, args: tuple[fx.Node, ...], name: str) -> fx.Node:
         self.attributes[owner] = None

@@ -1,23 +1,43 @@
-"""Which host buffers a step of a rank graph needs, so that they are made before the first step. In bytes."""
+"""What copies to host and disk a step of a rank graph holds, so that there is room before the first step. In bytes."""
 
-from shardwright.ir import DTYPE_BYTES, Graph, TensorType
+from shardwright.ir import DTYPE_BYTES, Graph, TensorType, Tier
+from shardwright.passes.copies import copied_to, slot_bytes
 from shardwright.runtime.copies import extent
 
-__all__ = ["host_buffer_sizes"]
+__all__ = ["disk_copy_sizes", "host_buffer_sizes"]
+
+Span = tuple[int, int]
+"""Positions of the first node with a copy and of the last."""
 
 
 def host_buffer_sizes(graph: Graph) -> tuple[int, ...]:
     """Bytes of the buffers a step of the rank graph needs: of each size the most that are in use at once."""
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for position, node in enumerate(graph.nodes):
-        if node.op == "tier.offload":
-            size = _type_bytes(graph.types[node.operands[0]])
-            spans.setdefault(size, []).append((position, max(position, _last_read(graph, node.name))))
+    spans: dict[int, list[Span]] = {}
+    for size, span in _copies(graph, Tier.HOST):
+        spans.setdefault(size, []).append(span)
     return tuple(size for size, found in sorted(spans.items()) for _ in range(_most_at_once(found)))
 
 
+def disk_copy_sizes(graph: Graph) -> tuple[int, ...]:
+    """Bytes of the copies that are on disk at once, at the moment when they take most."""
+    copies = _copies(graph, Tier.DISK)
+    moments = [tuple(size for size, (start, end) in copies if start <= at <= end) for _, (at, _) in copies]
+    return max(moments, key=lambda sizes: sum(map(slot_bytes, sizes)), default=())
+
+
+def _copies(graph: Graph, tier: Tier) -> list[tuple[int, Span]]:
+    """Bytes and span of each copy to a tier."""
+    positions = {node.name: position for position, node in enumerate(graph.nodes) if node.op == "tier.offload"}
+    found = []
+    for node in copied_to(graph, tier):
+        start = positions[node.name]
+        span = (start, max(start, _last_read(graph, node.name)))
+        found.append((_type_bytes(graph.types[node.operands[0]]), span))
+    return found
+
+
 def _last_read(graph: Graph, host: str) -> int:
-    """Position of the last node that reads a host copy, under any of its names."""
+    """Position of the last node that reads a copy, under any of its names."""
     last = -1
     for position in graph.users.get(host, ()):
         node = graph.nodes[position]
@@ -26,7 +46,7 @@ def _last_read(graph: Graph, host: str) -> int:
     return last
 
 
-def _most_at_once(spans: list[tuple[int, int]]) -> int:
+def _most_at_once(spans: list[Span]) -> int:
     return max(sum(start <= at <= end for start, end in spans) for at, _ in spans)
 
 

@@ -15,12 +15,11 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from shardwright.ir import Decisions, Graph, InputKind, PlanError, format_layout
-from shardwright.runtime.agreement import require_agreement, schedule
+from shardwright.ir import Decisions, DiskError, Graph, InputKind, PlanError, format_layout
+from shardwright.runtime.agreement import raise_everywhere, require_agreement, schedule
 from shardwright.runtime.captured import Captured
-from shardwright.runtime.copies import copies_on
 from shardwright.runtime.emit import emit
-from shardwright.runtime.host_pool import HostPool
+from shardwright.runtime.engines import NO_ROOM, Room, engines, uses_disk
 from shardwright.runtime.inputs import CHECK_EVERY, Batch, InputMode, PlannedInput, require_equal_inputs
 from shardwright.runtime.materialize import init_by_reset, is_on_meta, materialize
 from shardwright.runtime.outputs import Outputs
@@ -47,7 +46,7 @@ def install(
     *,
     plan_digest: str = "",
     optimizer: str = "",
-    host_bytes: int = 0,
+    room: Room = NO_ROOM,
     inputs: InputMode = "global",
     state_dict: Mapping[str, Tensor] | None = None,
     init: Callable[[nn.Module], None] = init_by_reset,
@@ -56,9 +55,9 @@ def install(
 ) -> nn.Module:
     """Make `module` run the plan; gives the same module. Collective: every rank calls it with the same plan.
 
-    `plan_digest` is compared over the ranks, as are the collectives of the rank graph. `host_bytes` bounds the pool
-    that offloaded storages live in. A module on `meta` is filled from `state_dict`, or by `init` under `seed`.
-    Raises PlanError, StalePlanError.
+    `plan_digest` is compared over the ranks, as are the collectives of the rank graph. `room` bounds what offloaded
+    storages may take. A module on `meta` is filled from `state_dict`, or by `init` under `seed`. Raises PlanError,
+    StalePlanError, and DiskError on every rank where one of them has no room on disk.
     """
     _check_module(module)
     mesh = decisions.mesh
@@ -67,8 +66,8 @@ def install(
     home = Home(mesh, ranks.rank, ranks.device, devices, decisions.layouts)
     require_agreement("plan", [plan_digest, str(mesh), *_layout_lines(decisions)])
     require_agreement("collective schedule", schedule(rank_graph))
-    make = make_program or _maker(host_bytes)
-    program = make(rank_graph, home, group_names(devices) if devices is not None else {})
+    make = make_program or _maker(room)
+    program = _made_everywhere(make, rank_graph, home, group_names(devices) if devices is not None else {})
     installed = Installed(
         captured=captured,
         rank_graph=rank_graph,
@@ -91,11 +90,23 @@ def install(
     return module
 
 
-def _maker(host_bytes: int) -> ProgramMaker:
+def _made_everywhere(make: ProgramMaker, rank_graph: Graph, home: Home, groups: Mapping[str, str]) -> Program:
+    """The disk of one rank may be full, and the others would wait for it in the first step."""
+    if not uses_disk(rank_graph):
+        return make(rank_graph, home, groups)
+    try:
+        program = make(rank_graph, home, groups)
+    except DiskError as error:
+        raise_everywhere(error)
+        raise
+    raise_everywhere(None)
+    return program
+
+
+def _maker(room: Room) -> ProgramMaker:
     def make(rank_graph: Graph, home: Home, groups: Mapping[str, str]) -> Program:
-        pool = HostPool(host_bytes, pinned=home.device.type == "cuda")
-        copies = copies_on(home.device, pool)
-        return emit(rank_graph, home.mesh, home.rank, groups, home.device, copies=copies)
+        copies, disk = engines(rank_graph, home.device, room)
+        return emit(rank_graph, home.mesh, home.rank, groups, home.device, copies=copies, disk=disk)
 
     return make
 

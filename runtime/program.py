@@ -14,14 +14,14 @@ from torch import Tensor, fx
 
 from shardwright.ir import InputError
 from shardwright.runtime import kernels as kernels_module
-from shardwright.runtime.copies import HostCopy, Reload
+from shardwright.runtime.copies import Away, Reload
 
 __all__ = ["Program", "Saved"]
 
 KERNELS: Final = kernels_module.__name__
 
-Saved: TypeAlias = Tensor | HostCopy | Reload
-"""What forward hands to backward: a tensor, or a copy that is on its way or on the host."""
+Saved: TypeAlias = Tensor | Away | Reload
+"""What forward hands to backward: a tensor, or a copy that is on its way or on another tier."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -65,7 +65,7 @@ class Program:
     def source(self, kernels: str = KERNELS) -> str:
         """Both functions as Python that runs with torch and `runtime/kernels.py`, imported as `kernels`.
 
-        `self` is only asked for `copies`, and only where the plan offloads.
+        `self` is only asked for `copies` and `disk`, and only where the plan moves something to host or disk.
         """
         parts = [
             _python(self.forward_module, "forward", kernels),

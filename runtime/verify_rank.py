@@ -14,10 +14,9 @@ from shardwright.runtime.apply import apply_captured
 from shardwright.runtime.capture import capture
 from shardwright.runtime.captured import Captured
 from shardwright.runtime.compare import differing_gradients, relative, tolerance
-from shardwright.runtime.copies import copies_on
 from shardwright.runtime.emit import emit
+from shardwright.runtime.engines import Room, engines
 from shardwright.runtime.faults import Fault
-from shardwright.runtime.host_pool import HostPool
 from shardwright.runtime.optimizer import optimizer
 from shardwright.runtime.parameters import whole
 from shardwright.runtime.program import Program
@@ -212,9 +211,10 @@ class _Checker:
         installed = self.session.installed
         home = installed.home
         groups = group_names(home.devices) if home.devices is not None else {}
-        copies = copies_on(home.device, HostPool(self.plan.budget.host_bytes, pinned=home.device.type == "cuda"))
-        program = graph or installed.rank_graph
-        return emit(program, home.mesh, home.rank, groups, home.device, copies=copies, fault=fault)
+        program, budget = graph or installed.rank_graph, self.plan.budget
+        room = Room(budget.host_bytes, budget.disk_bytes, self.plan.cluster)
+        copies, disk = engines(program, home.device, room)
+        return emit(program, home.mesh, home.rank, groups, home.device, copies=copies, disk=disk, fault=fault)
 
     def _later_steps(self, gradients: dict[str, Tensor]) -> list[str]:
         """The optimizer on the same gradients gives the same parameters; then the losses of two more steps agree."""

@@ -33,7 +33,8 @@ def cluster(overlap: float = 1.0, ranks_per_node: int = 4) -> Cluster:
 
 @dataclass
 class Flat:
-    """A second per operator, ten for matrix products, 32 bytes copied a second, the disk half or a quarter of it; counts what it is asked."""
+    """A second per operator, ten for matrix products; 32 bytes copied a second, to disk 16 and from there 8; counts
+    what it is asked."""
 
     asked: list[str] = field(default_factory=list)
 
@@ -218,7 +219,7 @@ def test_parameters_without_gradient_have_no_state() -> None:
 
 
 def brute_force_bytes(graph: Graph, block: int) -> tuple[list[int], list[int], list[int]]:
-    """(device, host, disk) bytes while each node runs: the storages of all names that are held, found by walking views."""
+    """(device, host, disk) bytes while each node runs: storages of all names that are held, found by walking views."""
     end = len(graph.nodes)
     forward_end = max((i for i, node in enumerate(graph.nodes) if node.phase is Phase.FORWARD), default=-1)
     forever = {i.name for i in graph.inputs} | {graph.loss, *graph.gradients.values(), *graph.outputs.values()}
