@@ -1,4 +1,4 @@
-"""What moves storages between tiers on a rank: an engine for the host, another for the disk where something goes there."""
+"""What moves storages between tiers on a rank: an engine for the host, one for the disk where a plan uses it."""
 
 from dataclasses import dataclass
 from pathlib import Path

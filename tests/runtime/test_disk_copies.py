@@ -1,4 +1,4 @@
-"""Copies to disk and back: exact, beside the computation, through buffers of a fixed size, and whole again after errors."""
+"""Copies to disk and back: exact, beside the computation, through buffers of a fixed size, whole again after errors."""
 
 import errno
 import gc
@@ -75,7 +75,7 @@ def test_many_at_once_come_back_each_its_own_in_any_order(engine: DiskCopies) ->
     starts = [engine.offload(x) for x in tensors]
     copies = [engine.wait(start, x) for start, x in zip(starts, tensors, strict=True)]
     order = torch.randperm(len(copies), generator=random).tolist()
-    reloads = [engine.reload(copies[at]) for at in order]  # type: ignore[arg-type]
+    reloads = [engine.reload(copies[at]) for at in order]
     for at, reload in zip(order, reloads, strict=True):
         assert torch.equal(engine.wait(reload, copies[at]), tensors[at])  # type: ignore[arg-type]
     del starts, copies, reloads, reload
