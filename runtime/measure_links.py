@@ -21,7 +21,7 @@ from shardwright.runtime.link_curves import Curve, LinkCurves, group_sizes_of
 from shardwright.runtime.processor import num_cores
 from shardwright.runtime.rank_pool import run_ranks
 
-__all__ = ["LinkSizes", "measure_links", "rank_curves"]
+__all__ = ["LinkSizes", "measure_links", "rank_curves", "rising", "slowest_each"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +70,19 @@ def rank_curves(sizes: LinkSizes) -> LinkCurves:
         meetings[group_size] = _meeting_seconds(group_size, group)
         for kind in _KINDS:
             seconds = [_collective_seconds(kind, size, group_size, group) for size in sizes.collectives]
-            collectives[kind, group_size] = _rising(sizes.collectives, seconds)
+            collectives[kind, group_size] = rising(sizes.collectives, seconds)
     return LinkCurves(
         num_ranks,
         collectives,
         meetings,
-        _rising(sizes.copies, [_busy_seconds(_copy_call(size)) / 2 for size in sizes.copies]),
-        _rising(sizes.adam, [_adam_seconds(size) for size in sizes.adam]),
+        rising(sizes.copies, [_busy_seconds(_copy_call(size)) / 2 for size in sizes.copies]),
+        rising(sizes.adam, [_adam_seconds(size) for size in sizes.adam]),
         _core_share(num_ranks) * _contention(_matmul_call(), 2.0),
         _core_share(num_ranks) * _contention(_stream_call(), num_ranks),
     )
 
 
-def _rising(sizes: tuple[int, ...], seconds: list[float]) -> Curve:
+def rising(sizes: tuple[int, ...], seconds: list[float]) -> Curve:
     """Less never takes longer than more: what is above a later point was disturbed."""
     return Curve(sizes, tuple(min(seconds[position:]) for position in range(len(seconds))))
 
@@ -131,7 +131,7 @@ def _meeting_seconds(group_size: int, group: str) -> float:
                 meet()
 
     calls = [partial(compute, meeting) for _ in range(2 * REPEATS) for meeting in (False, True)]
-    seconds = _slowest_each([partial(compute, True), *calls])[1:]
+    seconds = slowest_each([partial(compute, True), *calls])[1:]
     return max(0.0, float((seconds[1::2] - seconds[::2]).median())) / MEETINGS
 
 
@@ -206,10 +206,10 @@ def _stream_call() -> Call:
 def _slowest(call: Call, repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """The best of the repeats after a warm-up, because strangers on the machine only ever add."""
     call()
-    return float(_slowest_each([call] * repeats, clock).min())
+    return float(slowest_each([call] * repeats, clock).min())
 
 
-def _slowest_each(calls: Sequence[Call], clock: Callable[[], float] = time.perf_counter) -> torch.Tensor:
+def slowest_each(calls: Sequence[Call], clock: Callable[[], float] = time.perf_counter) -> torch.Tensor:
     """Seconds of each: all ranks start together, and it counts as long as on the slowest."""
     taken = []
     for call in calls:

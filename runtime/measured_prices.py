@@ -19,8 +19,10 @@ from shardwright.ir.cluster import Cluster
 from shardwright.passes.analytical import AnalyticalPrices
 from shardwright.passes.collective_model import span_of
 from shardwright.passes.work import numbered, work_of
+from shardwright.runtime.disk_directory import cluster_disk_directory
 from shardwright.runtime.link_curves import LinkCurves
 from shardwright.runtime.measure import MeasureError, measure_op
+from shardwright.runtime.measure_disk import DiskCurves, measure_disk
 from shardwright.runtime.measure_links import measure_links
 from shardwright.runtime.processor import device_name, physical_memory_bytes
 from shardwright.runtime.profile_db import Price, ProfileDb, Source, Where
@@ -74,7 +76,7 @@ _CALIBRATION_STREAM: Final = _square("aten.add.Tensor", 2_048)
 
 
 class MeasuredPrices:
-    """Implements `Prices`. Starts processes (for links) and runs operators, but only while `measure` is true."""
+    """Implements `Prices`. Starts processes (links, disk) and runs operators, but only while `measure` is true."""
 
     def __init__(
         self,
@@ -210,9 +212,18 @@ class MeasuredPrices:
         return self._links.collective_seconds(kind, span.num_members, num_bytes)
 
     def copy_seconds(self, num_bytes: int, tier: Tier = Tier.HOST, back: bool = False) -> float:
+        if tier is Tier.DISK:
+            return self._disk_seconds(num_bytes, back)
         if self._links is None or not num_bytes:
             return self._estimates.copy_seconds(num_bytes)
         return self._links.copies.at(num_bytes)
+
+    def _disk_seconds(self, num_bytes: int, back: bool) -> float:
+        if not num_bytes:
+            return 0.0
+        if self._disk is None:
+            return self._estimates.copy_seconds(num_bytes, Tier.DISK, back)
+        return (self._disk.read if back else self._disk.write).at(num_bytes)
 
     def optimizer_seconds(self, num_elements: int, state_bytes: int, on_host: bool) -> float:
         """AdamW as measured, times what this optimizer streams relative to it. A CPU's host is the CPU."""
@@ -248,6 +259,28 @@ class MeasuredPrices:
         prices = [Price("link", name, question, _rounded(s)) for name, question, s in measured.points()]
         held = self._database.record(self._where, prices)
         return LinkCurves.from_points(num_ranks, [(price.op, price.question, price.seconds) for price in held])
+
+    @cached_property
+    def _disk(self) -> DiskCurves | None:
+        """Of this machine's disk; None where it is neither known nor measured. Asked for, and so measured, only where a
+        plan may use the disk."""
+        if self._device.type != "cpu" or self.cluster.disk is None:
+            return None
+        directory = cluster_disk_directory(self.cluster)
+        where = f"ranks={self.cluster.ranks_per_node} in {directory}"
+        points = [(p.op, p.question, p.seconds) for (kind, _, _), p in self._known.items() if kind == "disk"]
+        known = DiskCurves.from_points(where, points)
+        if known is not None or not self._measure:
+            return known
+        self._progress(f"measuring the disk of {directory}")
+        try:
+            measured = measure_disk(self.cluster.ranks_per_node, directory)
+        except RankError as error:
+            self._progress(f"disk not measured: {error}")
+            return None
+        prices = [Price("disk", name, question, _rounded(s)) for name, question, s in measured.points(where)]
+        held = self._database.record(self._where, prices)
+        return DiskCurves.from_points(where, [(price.op, price.question, price.seconds) for price in held])
 
 
 def _rounded(seconds: float) -> float:

@@ -63,7 +63,7 @@ class Price:
     """One answer."""
 
     kind: str
-    """`op`, `link`, `host`, `contention`."""
+    """`op`, `link`, `disk`, `calibration`."""
     op: str
     """Operator or collective."""
     question: str
