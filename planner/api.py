@@ -37,6 +37,7 @@ def plan(
     cluster: str | Cluster,
     budget: str | int,
     host: str | int = 0,
+    disk: str | int = 0,
     optimizer: str = "adamw",
     loss: str | None = None,
     loss_fn: LossFunction | None = None,
@@ -54,7 +55,8 @@ def plan(
 
     `outputs` names what the training forward returns beside the loss (`.logits`); the rest is not even computed.
     `rules` is a file of what the plan must respect (docs/plan-format.md).
-    `budget` and `host` are bytes of one rank, or texts such as `900MiB`. The module may be on `meta`; it is only read.
+    `budget`, `host` and `disk` are bytes of one rank, or texts such as `900MiB`; 0 of host or disk: nothing goes there.
+    The module may be on `meta`; it is only read.
     Raises CaptureError, RuleError, ClusterError, and InfeasibleError with the smallest budget that would do.
     """
     # Here and not above: a rank that is given a plan imports this module, and must not load the solver.
@@ -68,6 +70,7 @@ def plan(
         cluster=cluster,
         budget=budget,
         host=host,
+        disk=disk,
         optimizer=optimizer,
         loss=loss,
         loss_fn=loss_fn,
@@ -100,7 +103,8 @@ def check_plan(plan: Plan, graph: Graph) -> Plan:
     require_legal(plan, graph, DTensorRules())
     # What the plan was priced with is known; measuring anew would change a plan that nobody edited.
     prices = prices_for(machines, measure=False)
-    machine = Machine(machines, prices, optimizer_spec(plan.identity.optimizer), plan.budget.host_bytes)
+    spec, budget = optimizer_spec(plan.identity.optimizer), plan.budget
+    machine = Machine(machines, prices, spec, budget.host_bytes, budget.disk_bytes)
     candidate = judge("checked", graph, plan.decisions, machine, plan.budget)
     if not candidate.fits:
         raise PlanError(_too_big(candidate, plan.budget))
@@ -111,8 +115,14 @@ def check_plan(plan: Plan, graph: Graph) -> Plan:
 def _too_big(candidate: "Candidate", budget: Budget) -> str:
     judged = candidate.replay
     held = ", ".join(f"{s.name} {format_size(s.num_bytes)}" for s in judged.peak_storages[:3])
+    limits = _sizes(budget.device_bytes, budget.host_bytes, budget.disk_bytes)
     return (
-        f"expected a plan within device {format_size(budget.device_bytes)}, host {format_size(budget.host_bytes)};"
-        f" found a peak of device {format_size(judged.peak_bytes)}, host {format_size(judged.host_peak_bytes)} in"
+        f"expected a plan within {limits}; found a peak of"
+        f" {_sizes(judged.peak_bytes, judged.host_peak_bytes, judged.disk_peak_bytes)} in"
         f" {judged.peak_phase}, where {held} are the largest. Recompute or offload more, or raise the budget"
     )
+
+
+def _sizes(device_bytes: int, host_bytes: int, disk_bytes: int) -> str:
+    disk = f", disk {format_size(disk_bytes)}" if disk_bytes else ""
+    return f"device {format_size(device_bytes)}, host {format_size(host_bytes)}{disk}"

@@ -94,7 +94,9 @@ def refitted(candidate: Candidate, budget: Budget) -> Candidate:
 
 
 def _fits(judged: Replay, budget: Budget) -> bool:
-    return judged.peak_bytes <= budget.device_bytes and judged.host_peak_bytes <= budget.host_bytes
+    needed = (judged.peak_bytes, judged.host_peak_bytes, judged.disk_peak_bytes)
+    limits = (budget.device_bytes, budget.host_bytes, budget.disk_bytes)
+    return all(peak <= limit for peak, limit in zip(needed, limits, strict=True))
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate:

@@ -21,6 +21,7 @@ class Options(TypedDict):
 
     cluster: Cluster
     host: int
+    disk: int
     optimizer: str
     loss: str | None
     seed: int
@@ -53,6 +54,7 @@ def read_question(
     *,
     cluster: str,
     host: str,
+    disk: str,
     optimizer: str,
     dtype: str | None,
     loss: str | None,
@@ -69,6 +71,7 @@ def read_question(
     options = Options(
         cluster=cli_values.read_cluster(cluster),
         host=cli_values.read_size(host, "--host", zero=True),
+        disk=cli_values.read_size(disk, "--disk", zero=True),
         optimizer=cli_values.read_optimizer(optimizer),
         loss=loss,
         seed=seed,

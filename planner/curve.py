@@ -80,7 +80,7 @@ class Begin:
     """Where a way to save memory is first used, coming from large budgets."""
 
     what: str
-    """`weights split`, `recompute`, `offload`, `state on host`."""
+    """`weights split`, `recompute`, `offload`, `offload to disk`, `state on host`."""
     point: Point
 
 
@@ -108,5 +108,6 @@ _WAYS: Final[tuple[tuple[str, Callable[[Costs], bool]], ...]] = (
     ("weights split", lambda costs: costs.weight_bytes < costs.whole_weight_bytes),
     ("recompute", lambda costs: costs.recomputed_bytes > 0),
     ("offload", lambda costs: costs.offloaded_bytes > 0),
+    ("offload to disk", lambda costs: costs.spilled_bytes > 0),
     ("state on host", lambda costs: costs.state_host_bytes > 0),
 )

@@ -199,8 +199,9 @@ def _head(root: Element, curve: Curve) -> None:
     plan = curve.points[0].plan
     _text(root, "title", LEFT, 26, _title(curve))
     host = f"; host memory {format_size(plan.budget.host_bytes)}" if plan.budget.host_bytes else ""
-    ranks = f"{plan.decisions.mesh.num_ranks} ranks"
-    subtitle = f"global batch {inputs_text(plan)}; {plan.identity.dtype}, {plan.identity.optimizer}; {ranks}{host}"
+    disk = f"; disk {format_size(plan.budget.disk_bytes)}" if plan.budget.disk_bytes else ""
+    given = f"{plan.decisions.mesh.num_ranks} ranks{host}{disk}"
+    subtitle = f"global batch {inputs_text(plan)}; {plan.identity.dtype}, {plan.identity.optimizer}; {given}"
     cut = subtitle if len(subtitle) <= MAX_SUBTITLE_LETTERS else subtitle[: MAX_SUBTITLE_LETTERS - 1] + "…"
     _text(root, "quiet", LEFT, 46, cut)
 

@@ -34,7 +34,8 @@ def _header(curve: Curve) -> Table:
     if inputs := inputs_text(first):
         grid.add_row("inputs", Text(inputs))
     host = f"   host {format_size(first.budget.host_bytes)}" if first.budget.host_bytes else ""
-    grid.add_row("cluster", Text(f"{first.cluster}   {first.decisions.mesh.num_ranks} ranks{host}"))
+    disk = f"   disk {format_size(first.budget.disk_bytes)}" if first.budget.disk_bytes else ""
+    grid.add_row("cluster", Text(f"{first.cluster}   {first.decisions.mesh.num_ranks} ranks{host}{disk}"))
     grid.add_row("curve", Text(_span(curve)))
     begins = [f"{begin.what} from {format_size(begin.point.budget.device_bytes)} down" for begin in curve.begins]
     grid.add_row("begins", Text("; ".join(begins) or "nothing: every budget holds the fastest plan"))
@@ -55,18 +56,22 @@ def _span(curve: Curve) -> str:
 
 def _points(curve: Curve) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    on_host = any(point.costs.host_bytes for point in curve.points)
+    away = {
+        "on host": [point.costs.host_bytes for point in curve.points],
+        "on disk": [point.costs.spilled_bytes for point in curve.points],
+    }
+    away = {title: sizes for title, sizes in away.items() if any(sizes)}
     table.add_column("budget", justify="right", no_wrap=True)
-    titles = ["peak", "step", "of\nfastest", "weights", "recomputed", "", *(["on host"] if on_host else [])]
+    titles = ["peak", "step", "of\nfastest", "weights", "recomputed", "", *away]
     for title in (*titles, "gathered\nagain", "gap"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("mesh", no_wrap=True, overflow="ellipsis")
-    for point in curve.points:
-        table.add_row(*map(Text, _point_cells(curve, point, on_host)))
+    for number, point in enumerate(curve.points):
+        table.add_row(*map(Text, _point_cells(curve, point, [sizes[number] for sizes in away.values()])))
     return table
 
 
-def _point_cells(curve: Curve, point: Point, on_host: bool) -> list[str]:
+def _point_cells(curve: Curve, point: Point, away_bytes: list[int]) -> list[str]:
     costs = point.costs
     return [
         format_size(point.budget.device_bytes),
@@ -76,7 +81,7 @@ def _point_cells(curve: Curve, point: Point, on_host: bool) -> list[str]:
         _size(costs.weight_bytes),
         _size(costs.recomputed_bytes),
         format_seconds(costs.recompute_seconds) if costs.recompute_seconds else "",
-        *([_size(costs.host_bytes)] if on_host else []),
+        *map(_size, away_bytes),
         _size(costs.regathered_bytes),
         ("" if point.gap is None else format_percent(point.gap)) + ("*" if point.is_cut else ""),
         str(point.plan.decisions.mesh),

@@ -33,6 +33,7 @@ from shardwright.planner.defaults import silent
 from shardwright.planner.progress import ProgressSink
 from shardwright.runtime.apply import apply_captured
 from shardwright.runtime.capture import capture
+from shardwright.runtime.disk_directory import cluster_disk_path
 from shardwright.runtime.inputs import InputMode
 from shardwright.runtime.loss import LossFunction
 from shardwright.runtime.own_forward import has_own_forward
@@ -49,6 +50,8 @@ class _Options:
     cluster: str | Cluster | None
     budget: str | int
     host: str | int
+    disk: str | int
+    disk_path: str | Path | None
     optimizer: str
     plan: str | Path | None
     loss: str | None
@@ -65,6 +68,8 @@ def parallelize(
     cluster: str | Cluster | None = None,
     budget: str | int,
     host: str | int = 0,
+    disk: str | int = 0,
+    disk_path: str | Path | None = None,
     optimizer: str = "adamw",
     plan: str | Path | None = None,
     loss: str | None = None,
@@ -77,12 +82,27 @@ def parallelize(
 ) -> Callable[[Model], Model]:
     """Decorate an `nn.Module` class. `cluster` defaults to the ranks of this run on this machine's CPUs.
 
+    `host` and `disk` are what a rank may use of these; `disk_path` is this rank's directory for what goes to disk, by
+    default that of the cluster, else the user's cache folder.
     `outputs` names what the training forward returns beside the loss (`.logits`).
     `plan` is a plan file: then nothing is solved, and the solver is not even imported. `on_plan(plan, graph)` is called
     on rank 0 once the plan is known; `progress` while it is made.
     """
     options = _Options(
-        cluster, budget, host, optimizer, plan, loss, loss_fn, outputs, inputs, time_limit, on_plan, progress
+        cluster=cluster,
+        budget=budget,
+        host=host,
+        disk=disk,
+        disk_path=disk_path,
+        optimizer=optimizer,
+        plan=plan,
+        loss=loss,
+        loss_fn=loss_fn,
+        outputs=outputs,
+        inputs=inputs,
+        time_limit=time_limit,
+        on_plan=on_plan,
+        progress=progress,
     )
 
     def decorate(cls: Model) -> Model:
@@ -124,9 +144,16 @@ def _install(module: nn.Module, options: _Options, args: tuple[object, ...], kwa
     loss = None if options.loss_fn is not None else plan.identity.loss
     # The graph's own name: a subclass may run a plan that was made for its base.
     captured = capture(module, args, kwargs, loss=loss, loss_fn=options.loss_fn, name=graph.name)
-    apply_captured(module, plan, graph, captured, inputs=options.inputs)
+    apply_captured(module, plan, graph, captured, inputs=options.inputs, disk_path=_disk_path(options, plan))
     if options.on_plan is not None and world().rank == 0:
         options.on_plan(plan, graph)
+
+
+def _disk_path(options: _Options, plan: Plan) -> str | Path | None:
+    """A cluster that was given as such is not found by its name."""
+    if options.disk_path is not None or not plan.budget.disk_bytes or not isinstance(options.cluster, Cluster):
+        return options.disk_path
+    return cluster_disk_path(options.cluster)
 
 
 def _plan(
@@ -169,6 +196,7 @@ def _plan_here(
             cluster=machines,
             budget=options.budget,
             host=options.host,
+            disk=options.disk,
             optimizer=options.optimizer,
             loss=options.loss,
             loss_fn=options.loss_fn,

@@ -23,6 +23,8 @@ class Machine:
     optimizer: OptimizerSpec
     host_bytes: int
     """Budget of the host tier of one rank; 0: none."""
+    disk_bytes: int = 0
+    """Budget of the disk tier of one rank; 0: none."""
 
 
 @dataclass

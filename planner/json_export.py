@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from shardwright.ir import Fate, Graph, format_layout
+from shardwright.ir import Fate, Graph, Tier, format_layout
 from shardwright.ir.plan import Plan
 from shardwright.planner.module_classes import ModuleClass, module_classes
 from shardwright.planner.plan_header import objective_drift
@@ -42,7 +42,12 @@ def plan_json(plan: Plan) -> dict[str, Json]:
         "place": {name: format_layout(layout) for name, layout in decisions.layouts.items()},
         "fates": {name: str(fate) for name, fate in decisions.fates.items() if fate is not Fate.KEEP},
         "gathers": {name: str(gather) for name, gather in decisions.gathers.items()},
-        "state": {name: str(tier) for name, tier in decisions.tiers.items()},
+        "copies": {
+            name: str(decisions.tiers.get(name, Tier.HOST))
+            for name, fate in decisions.fates.items()
+            if fate is Fate.OFFLOAD
+        },
+        "state": {name: str(tier) for name, tier in decisions.tiers.items() if name not in decisions.fates},
     }
 
 

@@ -63,6 +63,8 @@ def _prediction(plan: Plan) -> Text:
     text += f"   device {format_size(predicted.device_bytes)} of {format_size(budget.device_bytes)}"
     if budget.host_bytes or predicted.host_bytes:
         text += f"   host {format_size(predicted.host_bytes)} of {format_size(budget.host_bytes)}"
+    if budget.disk_bytes or predicted.disk_bytes:
+        text += f"   disk {format_size(predicted.disk_bytes)} of {format_size(budget.disk_bytes)}"
     return Text(text)
 
 

@@ -1,4 +1,4 @@
-"""What a plan pays for its memory: what is recomputed, moved to the host and gathered again, in bytes and seconds.
+"""What a plan pays for its memory: what is recomputed, moved to host or disk and gathered again, in bytes and seconds.
 
 Needs a plan, its graph and its replay. Figures are those of one rank and one step.
 """
@@ -33,6 +33,8 @@ class Costs:
     """Optimizer state on the host."""
     regathered_bytes: int
     """Whole weights that forward had and freed, and backward gathers again."""
+    spilled_bytes: int = 0
+    """Saved activations that wait on disk."""
 
     @property
     def host_bytes(self) -> int:
@@ -50,6 +52,7 @@ def costs_of(plan: Plan, graph: Graph, replay: Replay) -> Costs:
         offloaded_bytes=totals.offloaded_bytes,
         state_host_bytes=totals.state_host_bytes,
         regathered_bytes=_regathered_bytes(plan, graph),
+        spilled_bytes=totals.spilled_bytes,
     )
 
 

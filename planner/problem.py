@@ -4,7 +4,7 @@ Imports the solver, so `api` imports it only when there is something to plan.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -14,6 +14,7 @@ from shardwright.ir import (
     Budget,
     Certificate,
     Cluster,
+    ClusterError,
     Graph,
     Identity,
     Mesh,
@@ -22,12 +23,14 @@ from shardwright.ir import (
     Prediction,
     UserRules,
     check_rules,
+    format_size,
     load_cluster,
     parse_rules,
     parse_size,
     verify_graph,
 )
 from shardwright.ir.files import read_text
+from shardwright.passes.copies import CHUNK_BYTES, buffer_bytes
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.baselines import UNAVAILABLE
 from shardwright.planner.candidates import Candidate
@@ -65,7 +68,7 @@ class Problem:
             target=self.target,
             identity=self.identity,
             cluster=cluster.name,
-            budget=Budget(device_bytes, self.request.budget.host_bytes),
+            budget=replace(self.request.budget, device_bytes=device_bytes),
             decisions=found.chosen.decisions,
             prediction=prediction(found.chosen, cluster),
             certificate=_certificate(found),
@@ -82,6 +85,7 @@ def pose(
     cluster: str | Cluster,
     budget: str | int,
     host: str | int = 0,
+    disk: str | int = 0,
     optimizer: str = "adamw",
     loss: str | None = None,
     loss_fn: LossFunction | None = None,
@@ -99,7 +103,8 @@ def pose(
     if accumulate != 1:
         raise PlanError(f"expected accumulate 1, found {accumulate}: call forward and backward that often instead")
     machines = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    limits = Budget(size_of(budget), size_of(host, zero=True))
+    limits = Budget(size_of(budget), size_of(host, zero=True), size_of(disk, zero=True))
+    _check_disk(limits, machines)
     progress(Progress("capture"))
     captured = capture(module, args, kwargs, loss=loss, loss_fn=loss_fn).keeping(outputs)
     verify_graph(captured.graph)
@@ -109,7 +114,7 @@ def pose(
         graph=captured.graph,
         fold=fold_of(captured.graph),
         rules=DTensorRules(),
-        machine=Machine(machines, prices, optimizer_spec(optimizer), limits.host_bytes),
+        machine=Machine(machines, prices, optimizer_spec(optimizer), limits.host_bytes, limits.disk_bytes),
         budget=limits,
         meshes=allowed_meshes(candidate_meshes(machines) if mesh is None else (_checked(mesh, machines),), wanted),
         time_limit_seconds=time_limit,
@@ -119,6 +124,29 @@ def pose(
     )
     identity = identify(captured, optimizer=optimizer, seed=seed, accumulate=accumulate)
     return Problem(captured, request, identity, target or f"{type(module).__module__}.{type(module).__qualname__}")
+
+
+def _check_disk(limits: Budget, machines: Cluster) -> None:
+    """Raises ClusterError, PlanError for a disk budget that nothing can come of."""
+    if not limits.disk_bytes:
+        return
+    wanted = format_size(limits.disk_bytes)
+    if machines.disk is None:
+        raise ClusterError(
+            f"expected a disk in cluster {machines.name!r} for a disk budget of {wanted}, found none:"
+            " add a table [disk] to it, or plan without a disk budget"
+        )
+    if limits.disk_bytes > machines.disk.capacity_bytes:
+        raise ClusterError(
+            f"expected a disk budget of at most {format_size(machines.disk.capacity_bytes)} a rank, which is what the"
+            f" disk of cluster {machines.name!r} has, found {wanted}: lower it, or correct [disk] capacity"
+        )
+    if limits.host_bytes < buffer_bytes([1]):
+        raise PlanError(
+            f"expected a host budget of at least {format_size(buffer_bytes([1]))} beside the disk budget of {wanted},"
+            f" found {format_size(limits.host_bytes)}: what goes to disk passes through buffers on the host, up to"
+            f" {format_size(buffer_bytes([CHUNK_BYTES]))} of them; give the host more"
+        )
 
 
 def _user_rules(path: str | Path | None, graph: Graph) -> UserRules:
@@ -139,7 +167,7 @@ def prediction(candidate: Candidate, cluster: Cluster) -> Prediction:
     """What a plan says of itself: the figures of its replay."""
     judged = candidate.replay
     error = ERROR_FRACTION[cluster.device.measured]
-    return Prediction(judged.step_seconds, error, judged.peak_bytes, judged.host_peak_bytes)
+    return Prediction(judged.step_seconds, error, judged.peak_bytes, judged.host_peak_bytes, judged.disk_peak_bytes)
 
 
 def _checked(mesh: Mesh, cluster: Cluster) -> Mesh:

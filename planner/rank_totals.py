@@ -30,6 +30,8 @@ class RankTotals:
     """Saved activations that wait on the host."""
     recomputed_bytes: int
     """What recomputing avoids holding; on no tier."""
+    spilled_bytes: int = 0
+    """Saved activations that wait on disk."""
 
     @property
     def host_bytes(self) -> int:
@@ -52,8 +54,10 @@ def rank_totals(plan: Plan, graph: Graph) -> RankTotals:
     on_host = tuple(name for name in trained if decisions.tiers.get(name, Tier.DEVICE) is Tier.HOST)
     saved = tuple(dict.fromkeys((*saved_storages(graph), *decisions.fates)))
 
-    def held(fate: Fate) -> int:
-        return total(tuple(name for name in saved if decisions.fates.get(name, Fate.KEEP) is fate))
+    def held(fate: Fate) -> tuple[str, ...]:
+        return tuple(name for name in saved if decisions.fates.get(name, Fate.KEEP) is fate)
+
+    spilled = tuple(name for name in held(Fate.OFFLOAD) if decisions.tiers.get(name) is Tier.DISK)
 
     return RankTotals(
         weight_bytes=total(graph.inputs_of(InputKind.PARAM, InputKind.FROZEN)),
@@ -62,7 +66,8 @@ def rank_totals(plan: Plan, graph: Graph) -> RankTotals:
         state_host_bytes=state(on_host),
         buffer_bytes=total(graph.inputs_of(InputKind.BUFFER)),
         batch_bytes=total(graph.inputs_of(InputKind.INPUT)),
-        kept_bytes=held(Fate.KEEP),
-        offloaded_bytes=held(Fate.OFFLOAD),
-        recomputed_bytes=held(Fate.RECOMPUTE),
+        kept_bytes=total(held(Fate.KEEP)),
+        offloaded_bytes=total(held(Fate.OFFLOAD)) - total(spilled),
+        recomputed_bytes=total(held(Fate.RECOMPUTE)),
+        spilled_bytes=total(spilled),
     )

@@ -134,22 +134,24 @@ def _fate_line(found: FateLayers, row: ModuleClass) -> str:
 
 
 def totals_table(totals: RankTotals) -> Table:
-    """Bytes of one rank by kind, on device and on host."""
+    """Bytes of one rank by kind, on device and host, and on disk where something is there."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("one rank holds")
     table.add_column("device", justify="right")
-    table.add_column("host", justify="right")
+    tiers = ("host", "disk") if totals.spilled_bytes else ("host",)
+    for tier in tiers:
+        table.add_column(tier, justify="right")
     rows = (
-        ("weights", totals.weight_bytes, 0),
-        ("gradients", totals.gradient_bytes, 0),
-        ("optimizer state", totals.state_device_bytes, totals.state_host_bytes),
-        ("saved activations", totals.kept_bytes, totals.offloaded_bytes),
-        ("buffers and batch", totals.buffer_bytes + totals.batch_bytes, 0),
+        ("weights", totals.weight_bytes, 0, 0),
+        ("gradients", totals.gradient_bytes, 0, 0),
+        ("optimizer state", totals.state_device_bytes, totals.state_host_bytes, 0),
+        ("saved activations", totals.kept_bytes, totals.offloaded_bytes, totals.spilled_bytes),
+        ("buffers and batch", totals.buffer_bytes + totals.batch_bytes, 0, 0),
     )
-    for name, device_bytes, host_bytes in rows:
-        table.add_row(name, _size(device_bytes), _size(host_bytes))
+    for name, *sizes in rows:
+        table.add_row(name, *map(_size, sizes[: 1 + len(tiers)]))
     if totals.recomputed_bytes:
-        table.add_row(f"[dim]recomputing avoids {format_size(totals.recomputed_bytes)}[/dim]", "", "")
+        table.add_row(f"[dim]recomputing avoids {format_size(totals.recomputed_bytes)}[/dim]")
     return table
 
 

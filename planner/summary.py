@@ -42,10 +42,12 @@ def _decisions(plan: Plan, graph: Graph) -> Table:
         grid.add_row("split" if layout else "whole", Text(f"{layout + '   ' if layout else ''}{_listed(names)}"))
     for word, fate, num_bytes in (
         ("recompute", Fate.RECOMPUTE, totals.recomputed_bytes),
-        ("offload", Fate.OFFLOAD, totals.offloaded_bytes),
+        ("offload", Fate.OFFLOAD, totals.offloaded_bytes + totals.spilled_bytes),
     ):
         having = tuple(_names_with(classes, fate))
         text = f"{format_size(num_bytes)}   {_listed(having)}" if having else "nothing"
+        if fate is Fate.OFFLOAD and totals.spilled_bytes:
+            text += f"; {format_size(totals.spilled_bytes)} of it on disk"
         grid.add_row(word, Text(text))
     grid.add_row("rank holds", Text(_rest(totals)))
     hosted = dict.fromkeys(fold_path(name)[0] for name, tier in plan.decisions.tiers.items() if tier is Tier.HOST)

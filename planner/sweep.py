@@ -42,6 +42,7 @@ def sweep(
     budgets: Sequence[str | int] | None = None,
     num_points: int = NUM_POINTS,
     host: str | int = 0,
+    disk: str | int = 0,
     optimizer: str = "adamw",
     loss: str | None = None,
     loss_fn: LossFunction | None = None,
@@ -70,6 +71,7 @@ def sweep(
         cluster=cluster,
         budget=1 if sizes is None else sizes[0],
         host=host,
+        disk=disk,
         optimizer=optimizer,
         loss=loss,
         loss_fn=loss_fn,
@@ -170,7 +172,7 @@ class _Sweep:
                 self._under(peak_bytes, f"beside {baseline.name}: {format_size(peak_bytes)}")
 
     def _budget(self, device_bytes: int) -> Budget:
-        return Budget(device_bytes, self.problem.request.budget.host_bytes)
+        return replace(self.problem.request.budget, device_bytes=device_bytes)
 
     def _point(self, size: int) -> Point:
         chosen = _best_of_all(self.found[size], self.search.pool, self._budget(size))

@@ -7,7 +7,7 @@ import platformdirs
 
 from shardwright.ir import Cluster, ClusterError, DiskError, load_cluster
 
-__all__ = ["cluster_disk_directory", "disk_directory"]
+__all__ = ["cluster_disk_path", "disk_directory"]
 
 
 def disk_directory(cluster: str, given: str | Path | None = None) -> Path:
@@ -18,38 +18,36 @@ def disk_directory(cluster: str, given: str | Path | None = None) -> Path:
     if given is not None:
         return _there(Path(given))
     try:
-        return cluster_disk_directory(load_cluster(cluster))
+        return _there(cluster_disk_path(load_cluster(cluster)))
     except ClusterError:
-        found = _cache_directory()
+        found = _default_path()
         warnings.warn(
             f"the plan's cluster {cluster!r} cannot be read here, so that its [disk] path is not known: the disk tier"
             f" is in {found}. Name another directory with disk_path",
             stacklevel=2,
         )
-        return found
+        return _there(found)
 
 
-def cluster_disk_directory(cluster: Cluster) -> Path:
-    """The path of the cluster's disk, else a folder in the user's cache. Raises DiskError."""
-    if cluster.disk is not None and cluster.disk.path:
-        return _there(Path(cluster.disk.path))
-    return _cache_directory()
+def cluster_disk_path(cluster: Cluster) -> Path:
+    """The path of the cluster's disk, else a folder in the user's cache, which may have to be made."""
+    return Path(cluster.disk.path) if cluster.disk is not None and cluster.disk.path else _default_path()
+
+
+def _default_path() -> Path:
+    return Path(platformdirs.user_cache_dir("shardwright", appauthor=False)) / "disk"
 
 
 def _there(path: Path) -> Path:
-    """Not made here: an empty mount point would take what a disk of its own should."""
-    if not path.is_dir():
-        raise DiskError(f"expected a directory for the disk tier at {path}, found none; make it, or name another one")
-    return path
-
-
-def _cache_directory() -> Path:
-    path = Path(platformdirs.user_cache_dir("shardwright", appauthor=False)) / "disk"
+    """Only our own is made: an empty mount point would take what a disk of its own should."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        if path == _default_path():
+            path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(
             f"expected to make {path} for the disk tier, found: {error.strerror}; name another directory: [disk] path"
             " of the cluster, or disk_path"
         ) from error
+    if not path.is_dir():
+        raise DiskError(f"expected a directory for the disk tier at {path}, found none; make it, or name another one")
     return path

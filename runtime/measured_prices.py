@@ -19,7 +19,7 @@ from shardwright.ir.cluster import Cluster
 from shardwright.passes.analytical import AnalyticalPrices
 from shardwright.passes.collective_model import span_of
 from shardwright.passes.work import numbered, work_of
-from shardwright.runtime.disk_directory import cluster_disk_directory
+from shardwright.runtime.disk_directory import cluster_disk_path, disk_directory
 from shardwright.runtime.link_curves import LinkCurves
 from shardwright.runtime.measure import MeasureError, measure_op
 from shardwright.runtime.measure_disk import DiskCurves, measure_disk
@@ -266,7 +266,7 @@ class MeasuredPrices:
         plan may use the disk."""
         if self._device.type != "cpu" or self.cluster.disk is None:
             return None
-        directory = cluster_disk_directory(self.cluster)
+        directory = disk_directory(self.cluster.name, cluster_disk_path(self.cluster))
         where = f"ranks={self.cluster.ranks_per_node} in {directory}"
         points = [(p.op, p.question, p.seconds) for (kind, _, _), p in self._known.items() if kind == "disk"]
         known = DiskCurves.from_points(where, points)
