@@ -24,13 +24,15 @@ def decode(formulation: Formulation, values: Sequence[float]) -> Decisions:
     space = formulation.space
     layouts, reads = _layouts(space, chosen(formulation, values))
     members = space.fold.members()
+    fates, spilled = _fates(formulation, values, members)
     return Decisions(
         mesh=space.mesh,
         layouts=layouts,
         reads=reads,
-        fates=_fates(formulation, values, members),
+        fates=fates,
         gathers={name: Gather.KEEP for name in _first(formulation.kept_gathers, values, members)},
-        tiers={name: Tier.HOST for name in _first(formulation.host, values, members)},
+        tiers={name: Tier.HOST for name in _first(formulation.host, values, members)}
+        | dict.fromkeys(spilled, Tier.DISK),
     )
 
 
@@ -55,19 +57,23 @@ def _first(counts: Mapping[str, int], values: Sequence[float], members: Mapping[
 
 def _fates(
     formulation: Formulation, values: Sequence[float], members: Mapping[str, tuple[str, ...]]
-) -> dict[str, Fate]:
-    """Recomputed layers first, then offloaded, then kept, then dropped: chains never meet a dropped parent.
+) -> tuple[dict[str, Fate], list[str]]:
+    """Fates, and which of the offloaded go to disk. Recomputed layers first, then those on disk, then on the host, then
+    kept, then dropped: chains never meet a dropped parent.
 
-    The early layers wait longest for their backward: a copy has most time there.
+    The early layers wait longest for their backward: a copy has most time there, and the disk needs most.
     """
     fates: dict[str, Fate] = {}
+    spilled: list[str] = []
     for storage, fate in formulation.fates.items():
         names = members.get(storage, (storage,))
         recomputed = _number(fate, State.RECOMPUTE, values)
-        offloaded = recomputed + _number(fate, State.OFFLOAD, values)
+        on_disk = recomputed + _number(fate, State.SPILL, values)
+        offloaded = on_disk + _number(fate, State.OFFLOAD, values)
         fates.update(dict.fromkeys(names[:recomputed], Fate.RECOMPUTE))
         fates.update(dict.fromkeys(names[recomputed:offloaded], Fate.OFFLOAD))
-    return fates
+        spilled.extend(names[recomputed:on_disk])
+    return fates, spilled
 
 
 def _number(fate: FateChoice, state: State, values: Sequence[float]) -> int:

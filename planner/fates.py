@@ -1,4 +1,4 @@
-"""Fates as numbers of layers: of the L copies of a storage, how many are kept, recomputed, offloaded or dropped.
+"""Fates as numbers of layers: of the L copies of a storage, how many are kept, recomputed, moved away or dropped.
 
 Equations, per storage v with L copies and its classes c of equal (local bytes, seconds to make it):
   sum_k n[v, k] = L,  n integer                                    (`_counts`)
@@ -13,13 +13,15 @@ from one that is dropped.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
-from shardwright.ir import Layout, TensorType, local_shape
+from shardwright.ir import Layout, TensorType, Tier, local_shape
+from shardwright.passes.copies import buffer_bytes
 from shardwright.planner.flows import Flows, Terms, add_terms
 from shardwright.planner.fold import NO_GROUP
 from shardwright.planner.storages import Life, Storages
 
-__all__ = ["FateChoice", "FateOptions", "State", "build_fates"]
+__all__ = ["AGAIN", "MOVED", "FateChoice", "FateOptions", "State", "build_fates"]
 
 GB = 1e9
 
@@ -28,8 +30,17 @@ class State(StrEnum):
     KEEP = "keep"
     RECOMPUTE = "recompute"
     OFFLOAD = "offload"
+    """Moved to the host."""
+    SPILL = "spill"
+    """Moved to disk: offloaded as well, in a plan's words."""
     DROP = "drop"
     """Freed in forward; only for what backward does not read itself."""
+
+
+MOVED: Final = {State.OFFLOAD: Tier.HOST, State.SPILL: Tier.DISK}
+"""States in which a copy waits for backward, and where."""
+AGAIN: Final = (State.RECOMPUTE, *MOVED)
+"""States in which backward makes or fetches the storage anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +49,10 @@ class FateOptions:
 
     recompute: bool = True
     offload: bool = False
+    spill_host_bytes: int = 0
+    """Host memory that buffers may take through which storages go to disk; 0: none goes there."""
     smallest_offload_bytes: int = 0
-    """Of one local storage."""
+    """Of one local storage that is moved."""
     smallest_bytes: int = 0
     """Storages whose copies are smaller than this all together are kept."""
 
@@ -120,8 +133,9 @@ class _Builder:
         states = [State.KEEP]
         if self.options.recompute and not life.crosses and not life.random:
             states.append(State.RECOMPUTE)
-        if self.options.offload and life.backward_uses and smallest >= self.options.smallest_offload_bytes:
-            states.append(State.OFFLOAD)
+        if life.backward_uses and smallest >= self.options.smallest_offload_bytes:
+            states.extend([State.OFFLOAD] if self.options.offload else [])
+            states.extend([State.SPILL] if buffer_bytes([largest]) <= self.options.spill_host_bytes else [])
         if not life.backward_uses:
             states.append(State.DROP)
         return tuple(states)

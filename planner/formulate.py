@@ -6,10 +6,10 @@ Objective (ms), added by:
   gathers of parameters and reductions of gradients beyond what       `_windows`
     their region's compute hides; all of them also at 1e-3
   recomputed operators and their redistributions                      `_recompute`
-  copies to and from host beyond what compute hides                   `_copies`
+  copies to and from host, and disk, beyond what compute hides        `_copies`
   the optimizer step, on the device or on the host                    `_states`
-Rows: flows and one-hot choices (`flows`), fates (`fates`), memory per position (`memory_items`), host capacity
-(`_copies`).
+Rows: flows and one-hot choices (`flows`), fates (`fates`), memory per position (`memory_items`), capacity of host and
+disk (`_capacities`).
 Figures of this objective are for choosing; what a plan predicts comes from replay.
 """
 
@@ -17,7 +17,8 @@ import math
 from dataclasses import dataclass, field
 
 from shardwright.ir import InputKind, Phase, TensorType
-from shardwright.planner.fates import GB, FateChoice, FateOptions, State, build_fates
+from shardwright.passes.copies import buffer_bytes, slot_bytes
+from shardwright.planner.fates import GB, MOVED, FateChoice, FateOptions, State, build_fates
 from shardwright.planner.flows import Terms, Version, add_terms, build_flows, is_parameter
 from shardwright.planner.formulation import Formulation, Machine
 from shardwright.planner.linear import LinearModel
@@ -72,6 +73,7 @@ class _Writer:
         self._windows()
         static = self._states()
         self._copies()
+        self._capacities()
         add_memory_rows(self.result, self.needs, static)
         for variable, coefficient in self.cost.items():
             self.model.cost[variable] += coefficient * MS
@@ -229,27 +231,45 @@ class _Writer:
         return {share: 1.0}
 
     def _copies(self) -> None:
-        """Copies of activations hide behind compute of their direction's phase; the rest stalls."""
+        """Copies of activations hide behind compute of their phase, those of each tier by themselves: the host has a
+        way out and one back, the disk either writes or reads, in forward or in backward. The rest stalls."""
+        for state in MOVED:
+            for phase in Phase:
+                seconds = self._copy_seconds(state, phase)
+                if not seconds:
+                    continue
+                stall = self.model.variable(math.inf)
+                row = add_terms({stall: 1.0}, seconds, -MS)
+                for region, compute in self.region_compute.items():
+                    if region[0] is phase:
+                        add_terms(row, compute, MS)
+                self.model.row(row, 0.0)
+                self.cost[stall] = 1.0 / MS
+                add_terms(self.cost, seconds, HIDDEN_WEIGHT)
+
+    def _copy_seconds(self, state: State, phase: Phase) -> Terms:
         seconds: Terms = {}
         for fate in self.fates.values():
-            if State.OFFLOAD not in fate.shares:
-                continue
-            for share, size in zip(fate.shares[State.OFFLOAD], fate.class_bytes, strict=True):
-                add_terms(seconds, share, self.machine.prices.copy_seconds(size) * fate.multiplicity)
-            add_terms(self.host_terms, fate.bytes_terms(State.OFFLOAD), fate.multiplicity)
-        if self.host_terms:
-            units = GB / self.result.unit_bytes
-            self.model.row(
-                add_terms({}, self.host_terms, units), upper=self.machine.host_bytes / self.result.unit_bytes
-            )
-        if not seconds:
-            return
-        for phase in Phase:
-            stall = self.model.variable(math.inf)
-            row = add_terms({stall: 1.0}, seconds, -MS)
-            for region, compute in self.region_compute.items():
-                if region[0] is phase:
-                    add_terms(row, compute, MS)
-            self.model.row(row, 0.0)
-            self.cost[stall] = 1.0 / MS
-            add_terms(self.cost, seconds, HIDDEN_WEIGHT)
+            for share, size in zip(fate.shares.get(state, ()), fate.class_bytes, strict=False):
+                one = self.machine.prices.copy_seconds(size, MOVED[state], phase is Phase.BACKWARD)
+                add_terms(seconds, share, one * fate.multiplicity)
+        return seconds
+
+    def _capacities(self) -> None:
+        """What lies on the host, buffers of the disk included where something is spilled, and what lies on disk."""
+        on_host, on_disk = add_terms({}, self.host_terms), Terms()
+        spilled: list[FateChoice] = []
+        for fate in self.fates.values():
+            add_terms(on_host, fate.bytes_terms(State.OFFLOAD), fate.multiplicity)
+            for share, size in zip(fate.shares.get(State.SPILL, ()), fate.class_bytes, strict=False):
+                add_terms(on_disk, share, slot_bytes(size) * fate.multiplicity / GB)
+            spilled.extend([fate] if State.SPILL in fate.counts else [])
+        if spilled:
+            uses_disk = self.model.variable(1, integer=True)
+            for fate in spilled:
+                self.model.row({fate.counts[State.SPILL]: 1.0, uses_disk: -float(fate.multiplicity)}, upper=0.0)
+            add_terms(on_host, {uses_disk: buffer_bytes(size for fate in spilled for size in fate.class_bytes) / GB})
+        units = GB / self.result.unit_bytes
+        for terms, limit in ((on_host, self.machine.host_bytes), (on_disk, self.machine.disk_bytes)):
+            if terms:
+                self.model.row(add_terms({}, terms, units), upper=limit / self.result.unit_bytes)

@@ -7,6 +7,7 @@ from shardwright.planner.formulation import Machine
 __all__ = ["infeasible", "smallest_budget"]
 
 NUM_CONSUMERS = 3
+NEARLY_ALL = 0.9
 
 
 def smallest_budget(candidate: Candidate) -> int:
@@ -23,13 +24,18 @@ def infeasible(smallest: Candidate, graph: Graph, budget: Budget, machine: Machi
     needed = smallest_budget(smallest)
     lines = [
         f"expected a budget of at least {format_size(needed)} a rank, found {format_size(budget.device_bytes)}"
-        f" with {format_size(budget.host_bytes)} of host memory: the smallest that works is {format_size(needed)}",
+        f" with {format_size(budget.host_bytes)} of host memory{_disk(budget)}: the smallest that works is"
+        f" {format_size(needed)}",
         "largest consumers at its peak:",
         *(f"  {name}  {format_size(size)}" for name, size in _consumers(smallest)),
         "ways out:",
         *(f"  {way}" for way in _ways_out(smallest, graph, budget, machine)),
     ]
     return InfeasibleError("\n".join(lines), needed)
+
+
+def _disk(budget: Budget) -> str:
+    return f" and {format_size(budget.disk_bytes)} of disk" if budget.disk_bytes else ""
 
 
 def _consumers(candidate: Candidate) -> list[tuple[str, int]]:
@@ -53,6 +59,10 @@ def _ways_out(smallest: Candidate, graph: Graph, budget: Budget, machine: Machin
             f"raise --host above {format_size(budget.host_bytes)}:"
             f" optimizer state takes {format_size(states // ranks)} a rank"
         )
+    if not budget.disk_bytes and machine.cluster.disk is not None:
+        ways.append("let saved activations go to disk: --disk SIZE, with some host memory to pass through")
+    if smallest.replay.disk_peak_bytes > NEARLY_ALL * budget.disk_bytes:
+        ways.append(f"raise --disk above {format_size(budget.disk_bytes)}: the smallest plan fills it")
     moving = smallest.replay.peak_bytes - (2 * held + states) // ranks
     if moving > missing > 0:
         ways.append(f"plan a smaller batch: activations take about {format_size(moving)} of the peak")

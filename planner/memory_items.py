@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shardwright.ir import Phase
 from shardwright.ir.ops import is_view
-from shardwright.planner.fates import GB, State
+from shardwright.planner.fates import AGAIN, GB, State
 from shardwright.planner.flows import Terms, add_terms, is_parameter
 from shardwright.planner.formulation import Formulation
 from shardwright.planner.memory_rows import Items
@@ -85,7 +85,7 @@ class _ItemWriter:
                 items.add(("whole", key), whole[key], life.forward_last + 1, end)
                 continue
             items.add(("kept", key), fate.bytes_terms(State.KEEP), life.forward_last + 1, end)
-            again = fate.bytes_terms(State.RECOMPUTE, State.OFFLOAD)
+            again = fate.bytes_terms(*AGAIN)
             items.add(("again", key), again, self.needs.first[name], end)
             early = self.needs.early.get(name)
             if early is not None and name in self.early:
@@ -100,7 +100,7 @@ class _ItemWriter:
         made again is needed early: e >= again + child - 1. Children first."""
         for name, early in self.needs.early.items():
             fate = self.fates.get(self.space.fold.key(name))
-            again = [fate.counts[s] for s in (State.RECOMPUTE, State.OFFLOAD) if s in fate.counts] if fate else []
+            again = [fate.counts[state] for state in AGAIN if state in fate.counts] if fate else []
             if not again or fate is None:
                 continue
             self.early[name] = self.result.model.variable()

@@ -16,7 +16,7 @@ from shardwright.passes.strategies import Rules
 from shardwright.planner.baselines import BASELINES, Recipe, restrict
 from shardwright.planner.candidates import Candidate, best, evaluate, polish, refitted
 from shardwright.planner.decode import decode
-from shardwright.planner.fates import FateOptions, State
+from shardwright.planner.fates import MOVED, FateOptions
 from shardwright.planner.fold import Fold
 from shardwright.planner.formulate import formulate
 from shardwright.planner.formulation import Formulation, Machine
@@ -97,7 +97,7 @@ class Search:
     def under(self, device_bytes: int) -> Found:
         """Raises InfeasibleError when nothing fits, with the smallest budget that would."""
         self.deadline = time.monotonic() + self.request.time_limit_seconds
-        self.budget = Budget(device_bytes, self.request.budget.host_bytes)
+        self.budget = replace(self.request.budget, device_bytes=device_bytes)
         self.pool = [refitted(candidate, self.budget) for candidate in self.pool]
         self.bounds, self.interrupted = {}, False
         is_first = not self.pool
@@ -145,8 +145,10 @@ class Search:
     def _formulate(self, mesh: Mesh) -> Formulation:
         request = self.request
         space = build_space(request.graph, mesh, request.fold, request.rules, request.machine.prices)
+        budget = request.budget
         options = FateOptions(
-            offload=request.budget.host_bytes > 0,
+            offload=budget.host_bytes > 0,
+            spill_host_bytes=budget.host_bytes if budget.disk_bytes else 0,
             smallest_offload_bytes=request.machine.cluster.host.smallest_offload_bytes,
             smallest_bytes=_saved_bytes(request.graph) // mesh.num_ranks // COUNTED,
         )
@@ -221,7 +223,7 @@ class Search:
         return min((c.objective_seconds for c in self.pool if c.fits), default=math.inf)
 
     def _solve_mesh(self, mesh: Mesh, seconds: float) -> None:
-        """With everything allowed, then with nothing moved to the host: replay may find that copies do not hide."""
+        """With everything allowed, then with nothing moved to host or disk: replay may find that copies do not hide."""
         moving = _moving(self.formulations[mesh])
         self._refine(mesh, seconds / 2 if moving else seconds, {})
         if moving:
@@ -283,8 +285,8 @@ class Search:
 
     def _infeasible(self) -> InfeasibleError:
         """Names the least of what planning at that budget finds again, whatever it was asked for before."""
-        again = [c for c in self.pool if c.name != JOINT]
-        smallest = min(again, key=lambda c: (c.replay.host_peak_bytes > self.budget.host_bytes, c.replay.peak_bytes))
+        again, unlimited = [c for c in self.pool if c.name != JOINT], replace(self.budget, device_bytes=2**63)
+        smallest = min(again, key=lambda c: (not refitted(c, unlimited).fits, c.replay.peak_bytes))
         return infeasible(smallest, self.request.graph, self.budget, self.request.machine)
 
     def _space(self) -> str:
@@ -299,11 +301,9 @@ class Search:
 
 
 def _moving(formulation: Formulation) -> list[int]:
-    """Variables that put something on the host."""
-    offloaded = [
-        choice.counts[State.OFFLOAD] for choice in formulation.fates.values() if State.OFFLOAD in choice.counts
-    ]
-    return [*offloaded, *formulation.host.values()]
+    """Variables that put something on host or disk."""
+    moved = [c.counts[state] for c in formulation.fates.values() for state in MOVED if state in c.counts]
+    return [*moved, *formulation.host.values()]
 
 
 def _wanted_bytes(candidate: Candidate, gap: float) -> int:

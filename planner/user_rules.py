@@ -9,7 +9,12 @@ from shardwright.planner.space import Unit
 
 __all__ = ["allowed_meshes", "obey"]
 
-_FATES = {State.KEEP: Fate.KEEP, State.RECOMPUTE: Fate.RECOMPUTE, State.OFFLOAD: Fate.OFFLOAD}
+_FATES = {
+    State.KEEP: Fate.KEEP,
+    State.RECOMPUTE: Fate.RECOMPUTE,
+    State.OFFLOAD: Fate.OFFLOAD,
+    State.SPILL: Fate.OFFLOAD,  # a rule is about what is offloaded, wherever to
+}
 
 
 def allowed_meshes(meshes: tuple[Mesh, ...], rules: UserRules) -> tuple[Mesh, ...]:
@@ -64,9 +69,10 @@ def _obey_fates(formulation: Formulation, rules: UserRules, bounds: dict[int, tu
         choice = formulation.fates.get(formulation.space.fold.key(name))
         possible = [Fate.KEEP] if choice is None else [fate for state, fate in _FATES.items() if state in choice.counts]
         if not any(rules.allows_fate(name, fate) for fate in possible):
+            offered = ", ".join(dict.fromkeys(possible))
             raise PlanError(
-                f"expected the rules to leave a fate that {name} can have, found none of {', '.join(possible)}:"
-                " the others need host memory, or a larger storage, or one that backward reads; change the rule"
+                f"expected the rules to leave a fate that {name} can have, found none of {offered}:"
+                " the others need host memory or disk, or a larger storage, or one that backward reads; change the rule"
             )
         if choice is not None:
             refused = [state for state, fate in _FATES.items() if not rules.allows_fate(name, fate)]

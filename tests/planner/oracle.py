@@ -28,7 +28,7 @@ from shardwright.planner.formulation import Machine
 __all__ = ["Judged", "judge_directly", "reachable_directly", "transfer_seconds"]
 
 HIDDEN, GB, PEAK = 1e-3, 1e9, 1e-5
-DROPPED = "drop"
+DROPPED, SPILLED = "drop", "spill"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Judge:
     decisions: Decisions
     machine: Machine
     fates: Mapping[str, Fate | str]
-    """Also `drop`, which decisions do not tell from keep."""
+    """Also `drop`, which decisions do not tell from keep, and `spill`: offloaded to disk."""
     kept: frozenset[tuple[str, Layout]]
     """Gathered copies kept for backward: parameter and layout."""
     followers: frozenset[str]
@@ -127,8 +127,11 @@ class _Judge:
         overlap = self.machine.cluster.intra.overlap
         for phase, traffic in hidden.items():
             total += max(0.0, overlap * traffic - compute[phase]) + (1 - overlap + HIDDEN) * traffic
-        copies = sum(self.prices.copy_seconds(self.local(v).num_bytes) for v in self.with_fate(Fate.OFFLOAD))
-        total += sum(max(0.0, copies - seconds) + HIDDEN * copies for seconds in compute.values() if copies)
+        for fate, tier in ((Fate.OFFLOAD, Tier.HOST), (SPILLED, Tier.DISK)):
+            sizes = [self.local(v).num_bytes for v in self.with_fate(fate)]
+            for phase, seconds in compute.items():
+                copies = sum(self.prices.copy_seconds(size, tier, phase is Phase.BACKWARD) for size in sizes)
+                total += max(0.0, copies - seconds) + HIDDEN * copies if copies else 0.0
         return total + self.optimizer_seconds()
 
     def move_seconds(self, value: str, layout: Layout) -> float:
@@ -265,7 +268,7 @@ def judge_directly(
     kept: frozenset[tuple[str, Layout]] = frozenset(),
     followers: frozenset[str] = frozenset(),
 ) -> Judged:
-    """`fates` as decisions have them, and `drop`."""
+    """`fates` as decisions have them, and `drop` and `spill`."""
     judge = _Judge(graph, decisions, machine, decisions.fates if fates is None else fates, kept, followers)
     return Judged(judge.seconds() * 1e3, judge.peak_bytes() / GB)
 

@@ -116,11 +116,12 @@ def machine(
     prices: FixedPrices | None = None,
     *,
     host_bytes: int = 0,
+    disk_bytes: int = 0,
     overlap: float = 1.0,
     optimizer: OptimizerSpec | None = None,
 ) -> Machine:
     spec = optimizer_spec("sgd") if optimizer is None else optimizer
-    return Machine(cluster(num_ranks, overlap), prices or FixedPrices(), spec, host_bytes)
+    return Machine(cluster(num_ranks, overlap), prices or FixedPrices(), spec, host_bytes, disk_bytes)
 
 
 def square_graph(

@@ -19,6 +19,8 @@ from shardwright.planner.linear import Solution, Status
 from shardwright.planner.space import Choice, Space
 
 TWO = Mesh(("x",), (2,))
+BUFFERS = 3 * 4096
+"""Two for tensors smaller than a block, and room to align them."""
 QUICK = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 PRICES = draw.builds(
     FixedPrices,
@@ -156,6 +158,32 @@ def test_fates_on_one_device_are_the_best_within_every_budget(
 
 def host_use(plan: Plan, graph: Graph) -> int:
     return sum(graph.types[name].num_bytes for name, fate in plan.fates.items() if fate == Fate.OFFLOAD)
+
+
+@QUICK
+@given(
+    graph=graphs((3, 4), (1, 2)),
+    prices=PRICES,
+    host_bytes=draw.sampled_from([100, BUFFERS, BUFFERS + 300, 10**6]),
+    disk_bytes=draw.sampled_from([4096, 10**6]),
+)
+def test_fates_with_a_disk_are_the_best_within_every_budget(
+    graph: Graph, prices: FixedPrices, host_bytes: int, disk_bytes: int
+) -> None:
+    """A copy takes a block there, and the host has to hold the buffers as soon as there is one."""
+    machines = machine(1, prices, host_bytes=host_bytes, disk_bytes=disk_bytes)
+    formulation = formulated(graph, ONE, machines, FateOptions(offload=True, spill_host_bytes=host_bytes))
+    plans = [
+        plan
+        for plan in every_plan(formulation, machines)
+        if host_use(plan, graph) + (BUFFERS if disk_use(plan) else 0) <= host_bytes and disk_use(plan) <= disk_bytes
+    ]
+    for budget in budgets(plans, 3):
+        check_optimum(formulation, machines, plans, budget)
+
+
+def disk_use(plan: Plan) -> int:
+    return 4096 * sum(fate == State.SPILL for fate in plan.fates.values())
 
 
 @settings(QUICK, max_examples=12)

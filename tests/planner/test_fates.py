@@ -6,7 +6,7 @@ from tests.planner.solving import captured, formulated, known_rules, peak_bytes,
 from tests.zoo.machines import compute_bound
 from tests.zoo.models import ZOO
 
-from shardwright.ir import Fate, Mesh
+from shardwright.ir import Fate, Mesh, Tier
 from shardwright.passes.analytical import AnalyticalPrices
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.decode import decode
@@ -70,6 +70,35 @@ def test_the_host_holds_no_more_than_its_budget() -> None:
         fates = decode(formulation, solution.values).fates
         moved.append(sum(fate is Fate.OFFLOAD for fate in fates.values()))
     assert moved == [0, 1, 2, 3]
+
+
+def test_the_disk_holds_whole_blocks_and_takes_buffers_of_the_host() -> None:
+    """As many of three storages go to disk as it has blocks for, and none where the host has no room for buffers."""
+    prices = FixedPrices(copy_byte_seconds=1e-9, element_seconds=1e-3)
+    moved = []
+    for host, blocks in ((3 * 4096, 1), (3 * 4096, 2), (3 * 4096, 9), (3 * 4096 - 1, 9)):
+        machines = machine(1, prices, host_bytes=host, disk_bytes=blocks * 4096 + 4095)
+        formulation = formulated(CHAIN, ONE, machines, FateOptions(offload=True, spill_host_bytes=host))
+        spilled = [fate.counts[State.SPILL] for fate in formulation.fates.values() if State.SPILL in fate.counts]
+        program = formulation.model.with_cost({formulation.peak: 1e3} | dict.fromkeys(spilled, -1.0))
+        decisions = decode(formulation, solve(program, time_limit_seconds=10.0, relative_gap=0.0).values)
+        on_disk = [name for name, tier in decisions.tiers.items() if tier is Tier.DISK]
+        assert all(decisions.fates[name] is Fate.OFFLOAD for name in on_disk)
+        moved.append(len(on_disk))
+    assert moved == [1, 2, 3, 0]
+
+
+def test_of_equal_layers_the_first_go_to_disk_and_the_next_to_the_host() -> None:
+    """The first wait longest; the disk is slowest."""
+    machines = machine(1, FixedPrices(), host_bytes=10**9, disk_bytes=10**9)
+    options = FateOptions(offload=True, spill_host_bytes=10**9)
+    formulation = formulated(captured("llama"), ONE, machines, options, rules=known_rules())
+    fate = next(f for f in formulation.fates.values() if f.multiplicity == 2 and State.SPILL in f.counts)
+    wanted = {fate.counts[State.SPILL]: (1.0, 1.0), fate.counts[State.OFFLOAD]: (1.0, 1.0)}
+    decisions = decode(formulation, solved(formulation, bounds=wanted).values)
+    first, second = formulation.space.fold.members()[fate.storage]
+    assert decisions.tiers[first] is Tier.DISK and second not in decisions.tiers
+    assert decisions.fates[first] is decisions.fates[second] is Fate.OFFLOAD
 
 
 @pytest.mark.parametrize("host_bytes", [0, 10**9])
