@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 import shardwright
 from shardwright.ir import Graph, Plan, Tier
 from shardwright.runtime.copies import Copies
+from shardwright.runtime.disk_copies import DiskCopies
 from shardwright.runtime.session import Session, find_session
 
 __all__ = ["Measured", "Size", "llama", "measured_peak"]
@@ -41,8 +42,10 @@ class Measured:
 
     device_bytes: int
     pool_bytes: int
-    """Most that the host pool handed out at once."""
+    """Most that the host pool handed out at once, buffers of the disk included."""
     loss: float
+    disk_bytes: int = 0
+    """Most that was on disk at once."""
 
 
 def llama(size: Size) -> tuple[nn.Module, tuple[()], dict[str, Tensor]]:
@@ -78,12 +81,13 @@ def measured_peak(plan: Plan, graph: Graph, size: Size, torch_default: bool) -> 
     session = find_session(module)
     assert session is not None
     on_host = {_local(t).untyped_storage().data_ptr() for t in _state(module, optimizer, plan, Tier.HOST)}
-    copies = _copies(session)
+    copies, disk = _engine(session, "copies"), _engine(session, "disk")
+    pools = [engine.pool for engine in (copies, disk) if engine is not None]
     held = [*module.parameters(), *module.buffers(), *session.installed.captured.tensors.values(), *kwargs.values()]
     held.extend(_state(module, optimizer, plan, Tier.DEVICE))
 
     def excluded(tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in on_host or (copies is not None and copies.pool.owns(tensor))
+        return tensor.untyped_storage().data_ptr() in on_host or any(pool.owns(tensor) for pool in pools)
 
     peaks = []
     for _ in range(NUM_STEPS):
@@ -91,7 +95,8 @@ def measured_peak(plan: Plan, graph: Graph, size: Size, torch_default: bool) -> 
             loss = step()
         peaks.append(memory.peak_bytes)
         optimizer.zero_grad()
-    return Measured(min(peaks), copies.pool.peak_bytes if copies is not None else 0, loss)
+    pool_bytes = max((pool.peak_bytes for pool in pools), default=0)
+    return Measured(min(peaks), pool_bytes, loss, disk.file.peak_bytes if isinstance(disk, DiskCopies) else 0)
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -105,8 +110,8 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, tier
             yield from (value for value in optimizer.state[parameter].values() if isinstance(value, Tensor))
 
 
-def _copies(session: Session) -> Copies | None:
-    """The engine that the program offloads with; None where it does not."""
+def _engine(session: Session, name: str) -> Copies | DiskCopies | None:
+    """An engine that the program moves storages with; None where it does not. Both have one pool."""
     program = session.installed.program
     modules = (program.forward_module, program.backward_module)
-    return next((module.copies for module in modules if hasattr(module, "copies")), None)  # type: ignore[return-value]
+    return next((getattr(module, name) for module in modules if hasattr(module, name)), None)
