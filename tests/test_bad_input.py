@@ -152,6 +152,18 @@ def test_a_budget_needs_a_number_and_a_unit(run: CommandLine, budget: str, parts
     refused(run(*plan_for("m.py:build", budget=budget)), 2, *parts)
 
 
+def test_a_disk_budget_needs_a_disk_and_a_host(run: CommandLine, tmp_path: Path) -> None:
+    text = (ROOT / "ir" / "presets" / "h100x8.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text[: text.index("[disk]")])
+    disk = ("--disk", "1GiB")
+    parts = ("expected a disk in cluster 'mine.toml' for a disk budget of 1GiB", "found none: add a table [disk]")
+    refused(run(*plan_for("m.py:build", cluster="mine.toml"), "--host", "1GiB", *disk), 1, *parts)
+    parts = ("expected a host budget of at least 12KiB beside the disk budget of 1GiB", "found 0B", "give the host")
+    refused(run(*plan_for("m.py:build"), *disk), 1, *parts)
+    parts = ("expected a disk budget of at most 3.49TiB a rank", "found 4TiB: lower it")
+    refused(run(*plan_for("m.py:build"), "--host", "1GiB", "--disk", "4TiB"), 1, *parts)
+
+
 @pytest.mark.usefixtures("run")
 def test_a_process_of_its_own_exits_with_2_and_prints_no_traceback(tmp_path: Path) -> None:
     arguments = ["shardwright", *plan_for("m.py:build", budget="lots")]
