@@ -94,7 +94,7 @@ class DiskCopies:
 
     def _buffers(self, sizes: Sequence[int]) -> Staging:
         if self._staging is None:
-            self._staging = Staging(self.pool, sizes, self._mover)
+            self._staging = Staging(self.pool, [1, *sizes], self._mover)
         return self._staging
 
     def _submit(self, move: Callable[[DiskFile, int, Tensor], None], copy: DiskCopy, flat: Tensor) -> Future[None]:

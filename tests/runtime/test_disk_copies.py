@@ -182,6 +182,14 @@ def test_more_than_a_budget_is_refused_before_the_first_step(tmp_path: Path) -> 
     nothing.reserve([0])
 
 
+def test_without_a_reservation_the_first_copy_makes_the_buffers_even_an_empty_one(tmp_path: Path) -> None:
+    engine = engine_in(tmp_path)
+    for x in (torch.empty(0, 3), torch.randn(5000)):
+        assert torch.equal(back(engine, out(engine, x)), x)
+    assert engine.pool.peak_bytes == buffer_bytes([1])
+    engine.close()
+
+
 def test_the_worker_ends_with_the_engine(tmp_path: Path) -> None:
     def workers() -> int:
         return sum(thread.name.startswith("shardwright-disk") for thread in threading.enumerate())
