@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,8 @@ from shardwright.ir import (
     Replicate,
     Shard,
     TensorType,
+    Tier,
+    format_size,
     load_cluster,
     parse_layout,
 )
@@ -176,6 +179,31 @@ def test_summary_says_mesh_budget_gap_decisions_and_baselines(llama_plan: Plan, 
         "over budget",
     ):
         assert expected in text
+
+
+def test_what_lies_on_disk_is_told_from_what_lies_on_the_host(llama_plan: Plan, llama_graph: Graph) -> None:
+    """Of six layers' norms, two on disk: in totals, tables and JSON; nothing speaks of a disk where there is none."""
+    moved = [f"model.layers.{number}.input_layernorm/mul" for number in (20, 21)]
+    tiers = {**llama_plan.decisions.tiers, **dict.fromkeys(moved, Tier.DISK)}
+    plan = replace(
+        llama_plan,
+        budget=replace(llama_plan.budget, disk_bytes=2**40),
+        prediction=replace(llama_plan.prediction, disk_bytes=2**30),
+        decisions=replace(llama_plan.decisions, tiers=tiers),
+    )
+    before, totals = rank_totals(llama_plan, llama_graph), rank_totals(plan, llama_graph)
+    assert totals.spilled_bytes * 3 == before.offloaded_bytes == totals.spilled_bytes + totals.offloaded_bytes
+    assert totals.state_host_bytes == before.state_host_bytes
+    shown = "\n".join([*printed(plan_summary(plan, llama_graph), 200), *printed(show_plan(plan, llama_graph), 200)])
+    size = format_size(totals.spilled_bytes)
+    for expected in ("disk 1GiB of 1TiB", f"; {size} of it on disk", "one rank holds     device  host      disk"):
+        assert re.search(re.sub(" +", r"\\s+", expected), shown), expected
+    found = show_json(plan, llama_graph)
+    where = {f"model.layers.{k}.input_layernorm/mul": "disk" if k < 22 else "host" for k in range(20, 26)}
+    assert found["copies"] == where
+    assert found["state"] == {"model.embed_tokens.weight": "host"}
+    without = [*printed(plan_summary(llama_plan, llama_graph)), *printed(show_plan(llama_plan, llama_graph))]
+    assert "disk" not in "\n".join(without)
 
 
 def test_an_objective_far_from_replay_is_pointed_out(llama_plan: Plan, llama_graph: Graph) -> None:
