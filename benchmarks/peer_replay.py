@@ -58,7 +58,7 @@ def _peer_seconds(peer: str, baseline: Candidate, request: Request) -> float:
 
 def _passes(peer: str, lowered: Graph) -> tuple[Pass, ...]:
     if peer == DDP:
-        return EarlyStarts(), Bucket(DDP_BUCKET), InPlace(), LateWaits(ALL, 0)
+        return EarlyStarts(), Bucket(DDP_BUCKET), InPlace(), LateWaits(ALL)
     block = block_gather_bytes(lowered)
     return EarlyStarts(), BucketGathers(ALL, block), Bucket(block), InPlace()
 

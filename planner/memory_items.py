@@ -2,8 +2,8 @@
 
 Needs a formulation with its choices, flows, fates and kept gathers. Adds, per position p of the captured graph,
   base + sum of the GB of the items alive at p <= peak                                  (`add_memory_rows`)
-with base the parameters and optimizer state. Not in here: collective buffers and what the schedule holds in flight; copies
-between tiers have only the room that is left (`passes/copy_room`).
+with base the parameters and optimizer state. Not in here: collective buffers and gathers in flight. Copies between
+tiers have only the room that is left (`passes/copy_room`).
 """
 
 import math

@@ -111,7 +111,7 @@ graph  sha256:9f1c  mode train, loss .loss, optimizer adamw, dtype float32, seed
 inputs  x f32[4, 4]
 cluster  "cpu:4"  mesh (dp=2, tp=2)
 budget  device 900MiB, host 4GiB
-schedule  bucket 25MiB, gather_bucket 1MiB, gather 64MiB, reduce 64MiB, offload 256MiB, reload 256MiB
+schedule  bucket 25MiB, gather_bucket 1MiB, gather 64MiB, reduce 64MiB, room 0B
 
 place  x  S(0), R
 place  net.layers.*.up.weight  S(0), S(1)

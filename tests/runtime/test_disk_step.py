@@ -56,7 +56,7 @@ def planned(moved: Tier | None, room: Room) -> Deep:
     captured = captured_deep()
     relus = [n.name for n in captured.graph.nodes if n.op == "aten.relu.default"]
     decisions = batch_split(captured.graph, Mesh(("dp",), (1,)))
-    schedule = Schedule(offload_bytes=2 * RELU_BYTES, reload_bytes=2 * RELU_BYTES)
+    schedule = Schedule(room_bytes=2**30)
     decisions = replace(decisions, schedule=schedule)
     if moved is not None:
         tiers = dict.fromkeys(relus, moved) if moved is Tier.DISK else {}

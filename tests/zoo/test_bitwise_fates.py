@@ -21,7 +21,7 @@ from shardwright.runtime.host_pool import HostPool
 
 ALONE = Mesh((), ())
 CPU = torch.device("cpu")
-FAR, NEAR = Schedule(), Schedule(0, 0, 0, 0, 0, 0)
+FAR, NEAR = Schedule(room_bytes=2**40), Schedule(0, 0, 0, 0, 0)
 """Copies far apart from their waits, and side by side with them."""
 MODELS = ("llama", "mixtral", "resnet", "t5", "vit")
 """Experts, batch norm with running statistics, relative positions shared by layers, convolutions."""
