@@ -15,7 +15,7 @@ from shardwright.passes.copies import buffer_bytes, copied_to
 from shardwright.passes.lifetimes import Storage, lifetimes, rounded
 from shardwright.passes.optimizers import OptimizerSpec, StepKind
 
-__all__ = ["Footprint", "footprint", "state_bytes", "stepped"]
+__all__ = ["Footprint", "footprint", "lasting_bytes", "stepped"]
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,25 @@ class Footprint:
 
 
 def footprint(
-    graph: Graph, optimizer: OptimizerSpec, step_kind: StepKind, tiers: Mapping[str, Tier], block_bytes: int
+    graph: Graph,
+    optimizer: OptimizerSpec,
+    step_kind: StepKind,
+    tiers: Mapping[str, Tier],
+    block_bytes: int,
+    *,
+    accumulates: bool = False,
 ) -> Footprint:
     """Memory of one rank; `tiers` names parameters whose state is not on the device.
 
     A parameter whose state is on the host is stepped there, alone: its value and gradient are staged beside the state.
+    Where a step `accumulates`, gradients of earlier micro-batches are there until those of this one are added to them.
     """
     end = len(graph.nodes)
     on_host = {name for name in stepped(graph) if tiers.get(name, Tier.DEVICE) is Tier.HOST}
     storages = (
         *lifetimes(graph, block_bytes).storages,
         *(_state(graph, name, optimizer, name in on_host, block_bytes) for name in stepped(graph)),
+        *(_accumulated(graph, name, block_bytes) for name in stepped(graph) if accumulates),
         _step(graph, [name for name in stepped(graph) if name not in on_host], optimizer, step_kind),
         _host_step(graph, on_host, optimizer),
         _disk_buffers(graph),
@@ -79,10 +87,22 @@ def stepped(graph: Graph) -> tuple[str, ...]:
     return tuple(name for name in graph.inputs_of(InputKind.PARAM) if name in graph.gradients)
 
 
-def state_bytes(graph: Graph, optimizer: OptimizerSpec, tiers: Mapping[str, Tier], block_bytes: int) -> int:
-    """Device bytes of optimizer state, held all along."""
-    on_device = [name for name in stepped(graph) if tiers.get(name, Tier.DEVICE) is Tier.DEVICE]
-    return sum(_state(graph, name, optimizer, False, block_bytes).num_bytes for name in on_device)
+def lasting_bytes(
+    graph: Graph, optimizer: OptimizerSpec, tiers: Mapping[str, Tier], block_bytes: int, *, accumulates: bool = False
+) -> int:
+    """Device bytes that are there all along and are not the program's: optimizer state, accumulated gradients."""
+    total = 0
+    for name in stepped(graph):
+        if tiers.get(name, Tier.DEVICE) is Tier.DEVICE:
+            total += _state(graph, name, optimizer, False, block_bytes).num_bytes
+        if accumulates:
+            total += _accumulated(graph, name, block_bytes).num_bytes
+    return total
+
+
+def _accumulated(graph: Graph, parameter: str, block_bytes: int) -> Storage:
+    num_bytes = rounded(graph.types[graph.gradients[parameter]].num_bytes, block_bytes)
+    return Storage(f"accumulated({parameter})", num_bytes, -1, len(graph.nodes) - 1, Tier.DEVICE)
 
 
 def _curve(storages: Iterable[Storage], end: int) -> tuple[int, ...]:

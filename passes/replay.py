@@ -1,7 +1,8 @@
 """Replay: the rank graph on a clock and in memory. Every figure in a plan comes from here.
 
 Needs a rank graph, the mesh, `Prices`, the cluster, the optimizer and the tiers of its state. Gives seconds and bytes
-of one rank for one step: forward, backward (`timeline`), the optimizer's step (here), and memory (`footprint`).
+of one rank for one step: forward, backward (`timeline`), the optimizer's step (here), and memory (`footprint`). Where
+gradients are accumulated, a step is the program several times over, on top of the gradients of the times before.
 
 The optimizer steps all parameters whose state is on the device at once. Those with state on the host follow one by
 one: value and gradient are copied out, stepped there, and the value is copied back.
@@ -30,33 +31,35 @@ class Replay:
     """One step of one rank."""
 
     timeline: Timeline
-    """Forward and backward."""
+    """Forward and backward, once."""
     footprint: Footprint
     optimizer_events: tuple[Event, ...]
     peak_phase: str
     """`forward`, `backward` or `optimizer`."""
+    accumulate: int = 1
+    """How often a step runs forward and backward."""
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Everything that takes time, the optimizer included."""
+        """Everything that takes time in the last forward and backward, and the optimizer behind them."""
         return (*self.timeline.events, *self.optimizer_events)
 
     @property
     def step_seconds(self) -> float:
-        return self.timeline.end_seconds + self.optimizer_seconds
+        return self.accumulate * self.timeline.end_seconds + self.optimizer_seconds
 
     @property
     def compute_seconds(self) -> float:
-        return self.timeline.compute_seconds
+        return self.accumulate * self.timeline.compute_seconds
 
     @property
     def exposed_communication_seconds(self) -> float:
-        return self.timeline.exposed_communication_seconds
+        return self.accumulate * self.timeline.exposed_communication_seconds
 
     @property
     def exposed_copy_seconds(self) -> float:
         """Of forward and backward; the optimizer's own copies count as optimizer."""
-        return self.timeline.exposed_copy_seconds
+        return self.accumulate * self.timeline.exposed_copy_seconds
 
     @property
     def optimizer_seconds(self) -> float:
@@ -100,19 +103,22 @@ def replay(
     optimizer: OptimizerSpec,
     tiers: Mapping[str, Tier],
     step_kind: StepKind | None = None,
+    accumulate: int = 1,
 ) -> Replay:
     """Seconds and bytes of the program `graph`, as one rank of `mesh` runs it; `tiers` as in `Decisions`.
 
+    A step runs it `accumulate` times before the optimizer.
     `step_kind` is how torch runs the optimizer's step; by default as it does on this kind of device.
     """
     kind = step_kind or _STEP_KINDS.get(cluster.device.kind, StepKind.FOREACH)
     clock = timeline(graph, mesh, prices, cluster)
-    memory = footprint(graph, optimizer, kind, tiers, cluster.device.block_bytes)
+    memory = footprint(graph, optimizer, kind, tiers, cluster.device.block_bytes, accumulates=accumulate > 1)
     return Replay(
         timeline=clock,
         footprint=memory,
         optimizer_events=_optimizer_events(graph, prices, optimizer, tiers, clock.end_seconds),
         peak_phase=phase_of(graph, memory.peak_position),
+        accumulate=accumulate,
     )
 
 

@@ -53,6 +53,7 @@ def plan(
 ) -> PlanResult:
     """Choose layouts, fates and tiers for one training step on a global batch of the shapes of `args`.
 
+    A step that runs forward and backward `accumulate` times before the optimizer does so on as many such batches.
     `outputs` names what the training forward returns beside the loss (`.logits`); the rest is not even computed.
     `rules` is a file of what the plan must respect (docs/plan-format.md).
     `budget`, `host` and `disk` are bytes of one rank, or texts such as `900MiB`; 0 of host or disk: nothing goes there.
@@ -104,7 +105,7 @@ def check_plan(plan: Plan, graph: Graph) -> Plan:
     # What the plan was priced with is known; measuring anew would change a plan that nobody edited.
     prices = prices_for(machines, measure=False)
     spec, budget = optimizer_spec(plan.identity.optimizer), plan.budget
-    machine = Machine(machines, prices, spec, budget.host_bytes, budget.disk_bytes)
+    machine = Machine(machines, prices, spec, budget.host_bytes, budget.disk_bytes, plan.identity.accumulate)
     candidate = judge("checked", graph, plan.decisions, machine, plan.budget)
     if not candidate.fits:
         raise PlanError(_too_big(candidate, plan.budget))

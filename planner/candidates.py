@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir import Budget, Decisions, Graph, Schedule
-from shardwright.passes.footprint import state_bytes
+from shardwright.passes.footprint import lasting_bytes
 from shardwright.passes.lower import lower
 from shardwright.passes.pipeline import scheduled
 from shardwright.passes.prefetch import block_gather_bytes
@@ -70,8 +70,12 @@ def polish(candidate: Candidate, graph: Graph, machine: Machine, budget: Budget)
 def _scheduled(name: str, graph: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Iterator[Candidate]:
     """The same decisions under every schedule that suits the budget."""
     lowered = lower(graph, decisions)
-    room_bytes = budget.device_bytes - state_bytes(
-        lowered, machine.optimizer, decisions.tiers, machine.cluster.device.block_bytes
+    room_bytes = budget.device_bytes - lasting_bytes(
+        lowered,
+        machine.optimizer,
+        decisions.tiers,
+        machine.cluster.device.block_bytes,
+        accumulates=machine.accumulate > 1,
     )
     for schedule in schedules(lowered, room_bytes):
         yield _judge(name, lowered, replace(decisions, schedule=schedule), machine, budget)
@@ -84,7 +88,15 @@ def judge(name: str, graph: Graph, decisions: Decisions, machine: Machine, budge
 
 def _judge(name: str, lowered: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Candidate:
     program = scheduled(lowered, decisions.schedule)
-    judged = replay(program, decisions.mesh, machine.prices, machine.cluster, machine.optimizer, decisions.tiers)
+    judged = replay(
+        program,
+        decisions.mesh,
+        machine.prices,
+        machine.cluster,
+        machine.optimizer,
+        decisions.tiers,
+        accumulate=machine.accumulate,
+    )
     return Candidate(name, decisions, judged, _fits(judged, budget))
 
 

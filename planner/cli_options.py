@@ -47,6 +47,9 @@ RulesFile = Annotated[
 MeshAxes = Annotated[str | None, typer.Option(metavar="AXES", help="fix the mesh: dp=2,tp=4")]
 BatchSize = Annotated[int | None, typer.Option(min=1, metavar="N", help="global sequences a step; for hf:")]
 SeqLength = Annotated[int | None, typer.Option(min=1, metavar="N", help="tokens a sequence; for hf:")]
+MicroBatches = Annotated[
+    int, typer.Option("--accumulate", min=1, metavar="N", help="micro-batches a step; --batch is all of them together")
+]
 Seed = Annotated[int, typer.Option(metavar="N", help="of random operators")]
 TimeLimit = Annotated[float, typer.Option(min=0.0, metavar="S", help="seconds to solve")]
 Gap = Annotated[float, typer.Option(min=0.0, max=1.0, metavar="G", help="relative gap to stop at")]

@@ -25,6 +25,7 @@ class Options(TypedDict):
     optimizer: str
     loss: str | None
     seed: int
+    accumulate: int
     mesh: Mesh | None
     rules: Path | None
     time_limit: float
@@ -36,6 +37,7 @@ class Options(TypedDict):
 class Question:
     options: Options
     batch: int | None
+    """Global sequences of a micro-batch."""
     seq: int | None
     dtype: str | None
     """The short name; None keeps the model's own."""
@@ -62,6 +64,7 @@ def read_question(
     mesh: str | None,
     batch: int | None,
     seq: int | None,
+    accumulate: int,
     seed: int,
     time_limit: float,
     gap: float,
@@ -75,10 +78,11 @@ def read_question(
         optimizer=cli_values.read_optimizer(optimizer),
         loss=loss,
         seed=seed,
+        accumulate=accumulate,
         mesh=cli_values.read_mesh(mesh),
         rules=rules,
         time_limit=time_limit,
         gap=gap,
         target=target,
     )
-    return Question(options, batch, seq, cli_values.read_dtype(dtype))
+    return Question(options, cli_values.read_batch(batch, accumulate), seq, cli_values.read_dtype(dtype))

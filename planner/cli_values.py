@@ -17,6 +17,7 @@ __all__ = [
     "check_picture",
     "check_target",
     "check_world",
+    "read_batch",
     "read_cluster",
     "read_dtype",
     "read_mesh",
@@ -46,6 +47,13 @@ def read_sizes(budgets: str | None, points: int | None) -> list[int] | None:
     if points is not None:
         raise _usage("expected --points or --budgets, found both", "--points")
     return [read_size(text.strip(), "--budgets") for text in budgets.split(",")]
+
+
+def read_batch(batch: int | None, accumulate: int) -> int | None:
+    """Sequences of a step to those of a micro-batch."""
+    if batch is not None and batch % accumulate:
+        raise _usage(f"expected a number of sequences that {accumulate} micro-batches divide, found {batch}", "--batch")
+    return None if batch is None else batch // accumulate
 
 
 def read_cluster(text: str) -> Cluster:

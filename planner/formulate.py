@@ -64,6 +64,9 @@ class _Writer:
         self.machine = self.result.machine
         self.transfers = Transfers(self.space.mesh, self.machine.prices)
         self.cost: Terms = {}
+        """Of one forward and backward."""
+        self.step_cost: Terms = {}
+        """Of the optimizer, once a step."""
 
     def write(self) -> None:
         self._compute()
@@ -76,6 +79,8 @@ class _Writer:
         self._capacities()
         add_memory_rows(self.result, self.needs, static)
         for variable, coefficient in self.cost.items():
+            self.model.cost[variable] += coefficient * MS * self.machine.accumulate
+        for variable, coefficient in self.step_cost.items():
             self.model.cost[variable] += coefficient * MS
 
     def _compute(self) -> None:
@@ -217,7 +222,7 @@ class _Writer:
         state_bytes = optimizer.state_bytes(local.num_elements, element_bytes)
         on_device = prices.optimizer_seconds(local.num_elements, state_bytes, False)
         add_terms(static, {variable: state_bytes * copies / GB})
-        add_terms(self.cost, {variable: on_device * copies})
+        add_terms(self.step_cost, {variable: on_device * copies})
         if not self.machine.host_bytes or state_bytes < self.machine.cluster.host.smallest_offload_bytes:
             return {}
         share = self.model.variable()
@@ -227,7 +232,7 @@ class _Writer:
         )
         add_terms(static, {share: -state_bytes * copies / GB})
         add_terms(self.host_terms, {share: state_bytes * copies / GB})
-        add_terms(self.cost, {share: (on_host - on_device) * copies})
+        add_terms(self.step_cost, {share: (on_host - on_device) * copies})
         return {share: 1.0}
 
     def _copies(self) -> None:

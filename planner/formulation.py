@@ -25,6 +25,8 @@ class Machine:
     """Budget of the host tier of one rank; 0: none."""
     disk_bytes: int = 0
     """Budget of the disk tier of one rank; 0: none."""
+    accumulate: int = 1
+    """Micro-batches a step: how often forward and backward run before the optimizer does."""
 
 
 @dataclass

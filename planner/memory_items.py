@@ -196,14 +196,18 @@ class _ItemWriter:
         return views
 
     def _gradient_items(self, items: Items) -> None:
-        """A gradient at rest lives from when it is made until the optimizer has used it."""
+        """A gradient at rest lives from when it is made until the optimizer has used it; those of earlier micro-batches
+        until this one's are added to them."""
         graph, fold, storages = self.space.graph, self.space.fold, self.result.storages
         positions = {result: i for i, node in enumerate(graph.nodes) for result in node.results}
         for param, gradient in graph.gradients.items():
             born = positions[gradient]
             last = max((positions[gradient], *graph.users.get(gradient, ())))
             start = last + 1 if storages.roots[gradient] in storages.backward else born
-            items.add(("gradient", fold.key(param)), self._bytes_made(fold.key(param)), start, len(graph.nodes))
+            at_rest = self._bytes_made(fold.key(param))
+            items.add(("gradient", fold.key(param)), at_rest, start, len(graph.nodes))
+            if self.result.machine.accumulate > 1:
+                items.add(("accumulated", fold.key(param)), at_rest, 0, len(graph.nodes) - 1)
 
     def _returned_items(self, items: Items) -> None:
         """The caller holds the loss and the outputs, whole, until the step ends."""

@@ -25,12 +25,12 @@ class Spent:
         return Spent(self.compute_seconds + other.compute_seconds, self.move_seconds + other.move_seconds)
 
 
-def module_seconds(rank_graph: Graph, timeline: Timeline) -> Mapping[str, Spent]:
-    """Module path to what it spends; the modules' own operators, not their children's."""
+def module_seconds(rank_graph: Graph, timeline: Timeline, accumulate: int = 1) -> Mapping[str, Spent]:
+    """Module path to what it spends in a step of so many micro-batches; its own operators, not its children's."""
     spent: dict[str, Spent] = {}
     for event in timeline.events:
         module = rank_graph.producers[event.name].module
-        seconds = event.end_seconds - event.start_seconds
+        seconds = accumulate * (event.end_seconds - event.start_seconds)
         more = Spent(seconds, 0.0) if event.stream == COMPUTE else Spent(0.0, seconds)
         spent[module] = spent.get(module, Spent()) + more
     return spent

@@ -25,7 +25,8 @@ def label_grid() -> Table:
 
 def inputs_text(plan: Plan) -> str:
     """The global batch: `input_ids i64[8, 256]`."""
-    return ", ".join(f"{spec.name} {spec.type}" for spec in plan.identity.inputs)
+    times = f", {plan.identity.accumulate} times a step" if plan.identity.accumulate > 1 else ""
+    return ", ".join(f"{spec.name} {spec.type}" for spec in plan.identity.inputs) + times
 
 
 def header(plan: Plan) -> Table:

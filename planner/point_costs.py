@@ -58,11 +58,12 @@ def costs_of(plan: Plan, graph: Graph, replay: Replay) -> Costs:
 
 def _recompute_seconds(replay: Replay) -> float:
     """The rewriter calls what an operator makes again `~again`, and results nobody asked for `~unused`."""
-    return sum(
+    once = sum(
         event.end_seconds - event.start_seconds
         for event in replay.timeline.events
         if event.stream == COMPUTE and event.name.endswith(("~again", "~unused"))
     )
+    return replay.accumulate * once
 
 
 def _regathered_bytes(plan: Plan, graph: Graph) -> int:

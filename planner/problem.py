@@ -100,8 +100,8 @@ def pose(
     progress: ProgressSink = silent,
 ) -> Problem:
     """Capture the module and put the question; arguments as those of `api.plan`. Raises CaptureError, ClusterError."""
-    if accumulate != 1:
-        raise PlanError(f"expected accumulate 1, found {accumulate}: call forward and backward that often instead")
+    if accumulate < 1:
+        raise PlanError(f"expected at least one micro-batch a step, found accumulate {accumulate}")
     machines = load_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = Budget(size_of(budget), size_of(host, zero=True), size_of(disk, zero=True))
     _check_disk(limits, machines)
@@ -114,7 +114,7 @@ def pose(
         graph=captured.graph,
         fold=fold_of(captured.graph),
         rules=DTensorRules(),
-        machine=Machine(machines, prices, optimizer_spec(optimizer), limits.host_bytes, limits.disk_bytes),
+        machine=Machine(machines, prices, optimizer_spec(optimizer), limits.host_bytes, limits.disk_bytes, accumulate),
         budget=limits,
         meshes=allowed_meshes(candidate_meshes(machines) if mesh is None else (_checked(mesh, machines),), wanted),
         time_limit_seconds=time_limit,

@@ -38,7 +38,7 @@ def plan_spending(plan: Plan, graph: Graph) -> Spending:
             found = timeline(rank_graph, plan.decisions.mesh, prices, cluster)
     except ShardwrightError as error:
         return Spending({}, f"no ms: {error}")
-    return Spending(module_seconds(rank_graph, found), source)
+    return Spending(module_seconds(rank_graph, found, plan.identity.accumulate), source)
 
 
 @contextmanager

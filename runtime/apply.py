@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from shardwright.ir import Graph, Plan, PlanError, StoredPlan, print_plan
+from shardwright.ir import Graph, Plan, StoredPlan, print_plan
 from shardwright.passes.pipeline import rank_graph
 from shardwright.runtime.capture import capture
 from shardwright.runtime.captured import Captured
@@ -65,9 +65,6 @@ def apply_captured(
     disk_path: str | Path | None = None,
 ) -> nn.Module:
     """`apply` with the capture at hand."""
-    if plan.identity.accumulate != 1:
-        found = plan.identity.accumulate
-        raise PlanError(f"expected accumulate 1, found {found}: call forward and backward repeatedly")
     captured = captured.keeping(graph.outputs)
     require_identity(plan, graph, captured, world().size)
     if world().rank == 0:

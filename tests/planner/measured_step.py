@@ -71,8 +71,9 @@ def measured_peak(plan: Plan, graph: Graph, size: Size, torch_default: bool) -> 
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = module(*args, **kwargs)["loss"]
-        loss.backward()
+        for _ in range(plan.identity.accumulate):
+            loss = module(*args, **kwargs)["loss"]
+            loss.backward()
         optimizer.step()
         return float(loss.item())
 
