@@ -1,6 +1,7 @@
 """From a solution of the program to decisions about names: representatives are unfolded over their layers."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from shardwright.ir import Decisions, Fate, Gather, Layout, Tier
 from shardwright.planner.fates import FateChoice, State
@@ -19,12 +20,18 @@ def chosen(formulation: Formulation, values: Sequence[float]) -> list[Choice]:
     return found
 
 
-def decode(formulation: Formulation, values: Sequence[float]) -> Decisions:
-    """`values`: one per variable of the program."""
+def decode(formulation: Formulation, values: Sequence[float], *, copies_first: bool = False) -> Decisions:
+    """`values`: one per variable of the program, which says in how many layers a storage has a fate; in which is said
+    here.
+
+    Recomputed layers are the first, then those moved to disk, to the host, kept and dropped: so nothing is recomputed
+    from what was dropped. With `copies_first` the dropped are the first and the recomputed the last: copies then have
+    the time of all layers behind them, and where a layer reads the one before, one dropped may have to be kept.
+    """
     space = formulation.space
     layouts, reads = _layouts(space, chosen(formulation, values))
     members = space.fold.members()
-    fates, spilled = _fates(formulation, values, members)
+    fates, spilled = _fates(formulation, values, members, copies_first)
     return Decisions(
         mesh=space.mesh,
         layouts=layouts,
@@ -56,24 +63,30 @@ def _first(counts: Mapping[str, int], values: Sequence[float], members: Mapping[
 
 
 def _fates(
-    formulation: Formulation, values: Sequence[float], members: Mapping[str, tuple[str, ...]]
+    formulation: Formulation, values: Sequence[float], members: Mapping[str, tuple[str, ...]], copies_first: bool
 ) -> tuple[dict[str, Fate], list[str]]:
-    """Fates, and which of the offloaded go to disk. Recomputed layers first, then those on disk, then on the host, then
-    kept, then dropped: chains never meet a dropped parent.
-
-    The early layers wait longest for their backward: a copy has most time there, and the disk needs most.
-    """
+    """Fates, and which of the offloaded go to disk: those that wait longest for their backward."""
     fates: dict[str, Fate] = {}
     spilled: list[str] = []
+    order = (State.RECOMPUTE, State.SPILL, State.OFFLOAD, State.KEEP, State.DROP)
+    if copies_first:
+        order = (State.DROP, State.SPILL, State.OFFLOAD, State.KEEP, State.RECOMPUTE)
     for storage, fate in formulation.fates.items():
         names = members.get(storage, (storage,))
-        recomputed = _number(fate, State.RECOMPUTE, values)
-        on_disk = recomputed + _number(fate, State.SPILL, values)
-        offloaded = on_disk + _number(fate, State.OFFLOAD, values)
-        fates.update(dict.fromkeys(names[:recomputed], Fate.RECOMPUTE))
-        fates.update(dict.fromkeys(names[recomputed:offloaded], Fate.OFFLOAD))
-        spilled.extend(names[recomputed:on_disk])
+        for state in order:
+            number = _number(fate, state, values)
+            fates.update(dict.fromkeys(names[:number], _FATES[state]) if state in _FATES else {})
+            spilled.extend(names[:number] if state is State.SPILL else ())
+            names = names[number:]
     return fates, spilled
+
+
+_FATES: Final = {
+    State.RECOMPUTE: Fate.RECOMPUTE,
+    State.OFFLOAD: Fate.OFFLOAD,
+    State.SPILL: Fate.OFFLOAD,
+}
+"""Of those that a plan writes down."""
 
 
 def _number(fate: FateChoice, state: State, values: Sequence[float]) -> int:

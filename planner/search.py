@@ -200,8 +200,10 @@ class Search:
 
     def _judged(self, name: str, formulation: Formulation, solution: Solution) -> Candidate:
         decisions = decode(formulation, solution.values)
-        candidate = evaluate(name, self.request.graph, decisions, self.request.machine, self.budget)
-        return replace(candidate, objective_seconds=_objective(formulation.model, solution.values))
+        copies_first = decode(formulation, solution.values, copies_first=True)
+        tried = [decisions] if copies_first == decisions else [decisions, copies_first]
+        found = best([evaluate(name, self.request.graph, d, self.request.machine, self.budget) for d in tried])
+        return replace(found, objective_seconds=_objective(formulation.model, solution.values))
 
     def _solve_meshes(self) -> None:
         """Relaxations first: a mesh whose bound is no better than a plan in hand is not solved."""
