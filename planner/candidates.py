@@ -42,7 +42,7 @@ class Candidate:
     objective_seconds: float = math.inf
     """In the program that it was solved with; infinite where it is from elsewhere."""
     spread: Replay | None = None
-    """Of the schedule that hides most, where that one does not fit; None where it does."""
+    """Of the schedule, or the order of layers, that hides most, where that one does not fit; None where it does."""
 
     @property
     def rank_key(self) -> tuple[bool, float, int]:

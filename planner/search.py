@@ -201,9 +201,11 @@ class Search:
     def _judged(self, name: str, formulation: Formulation, solution: Solution) -> Candidate:
         decisions = decode(formulation, solution.values)
         copies_first = decode(formulation, solution.values, copies_first=True)
-        tried = [decisions] if copies_first == decisions else [decisions, copies_first]
-        found = best([evaluate(name, self.request.graph, d, self.request.machine, self.budget) for d in tried])
-        return replace(found, objective_seconds=_objective(formulation.model, solution.values))
+        wanted = [decisions] if copies_first == decisions else [decisions, copies_first]
+        tried = [evaluate(name, self.request.graph, d, self.request.machine, self.budget) for d in wanted]
+        spread = min((c.spread or c.replay for c in tried), key=lambda replay: replay.step_seconds)
+        found = replace(best(tried), objective_seconds=_objective(formulation.model, solution.values))
+        return found if spread.peak_bytes <= self.budget.device_bytes else replace(found, spread=spread)
 
     def _solve_meshes(self) -> None:
         """Relaxations first: a mesh whose bound is no better than a plan in hand is not solved."""
