@@ -6,7 +6,7 @@ buffers, the batch and optimizer state are there all along. The optimizer's step
 what the caller holds is alive, with the step's temporaries on top. The buffers of the disk are on the host all along.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -66,7 +66,7 @@ def footprint(
         *lifetimes(graph, block_bytes).storages,
         *(_state(graph, name, optimizer, name in on_host, block_bytes) for name in stepped(graph)),
         *(_accumulated(graph, name, block_bytes) for name in stepped(graph) if accumulates),
-        _step(graph, [name for name in stepped(graph) if name not in on_host], optimizer, step_kind),
+        _step(graph, [name for name in stepped(graph) if name not in on_host], optimizer, step_kind, block_bytes),
         _host_step(graph, on_host, optimizer),
         _disk_buffers(graph),
     )
@@ -115,8 +115,10 @@ def _curve(storages: Iterable[Storage], end: int) -> tuple[int, ...]:
 
 
 def _state(graph: Graph, parameter: str, optimizer: OptimizerSpec, on_host: bool, block_bytes: int) -> Storage:
-    block = 1 if on_host else block_bytes
-    tensors = optimizer.num_state_tensors * rounded(graph.types[parameter].num_bytes, block)
+    block, kind = 1 if on_host else block_bytes, graph.types[parameter]
+    element_bytes = DTYPE_BYTES[kind.dtype]
+    tensor_bytes = rounded(kind.num_elements * optimizer.state_element_bytes(element_bytes), block)
+    tensors = optimizer.num_tensors(element_bytes) * tensor_bytes
     scalars = optimizer.num_scalars * rounded(DTYPE_BYTES["f32"], block)
     return Storage(f"state({parameter})", tensors + scalars, -1, len(graph.nodes), _host_or_device(on_host))
 
@@ -125,26 +127,32 @@ def _host_or_device(on_host: bool) -> Tier:
     return Tier.HOST if on_host else Tier.DEVICE
 
 
-def _step(graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec, step_kind: StepKind) -> Storage:
-    """Temporaries of stepping these parameters on the device: one after the other, or those of each dtype at once."""
-    groups: dict[str, list[int]] = {}
+def _step(
+    graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec, step_kind: StepKind, block_bytes: int
+) -> Storage:
+    """Temporaries of stepping these parameters on the device: those of each dtype at once, or, as torch's loop does,
+    one after the other whatever their dtype."""
+    groups: dict[str, list[TensorType]] = {}
     for parameter in parameters:
         kind = graph.types[parameter]
-        groups.setdefault("" if step_kind is StepKind.LOOP else kind.dtype, []).append(kind.num_bytes)
-    num_bytes = max((optimizer.temporary_bytes(sizes, 1, step_kind) for sizes in groups.values()), default=0)
-    return Storage("optimizer step", num_bytes, len(graph.nodes), len(graph.nodes), Tier.DEVICE)
+        loops = step_kind is StepKind.LOOP and not optimizer.keeps_master(DTYPE_BYTES[kind.dtype])
+        groups.setdefault("" if loops else kind.dtype, []).append(kind)
+    sizes = (_temporary_bytes(group, optimizer, step_kind, block_bytes) for group in groups.values())
+    return Storage("optimizer step", max(sizes, default=0), len(graph.nodes), len(graph.nodes), Tier.DEVICE)
+
+
+def _temporary_bytes(group: Sequence[TensorType], optimizer: OptimizerSpec, step_kind: StepKind, block: int) -> int:
+    element_bytes = min(DTYPE_BYTES[kind.dtype] for kind in group)
+    sizes = [-(-rounded(kind.num_bytes, block) // element_bytes) for kind in group]
+    return optimizer.temporary_bytes(sizes, element_bytes, step_kind)
 
 
 def _host_step(graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec) -> Storage:
-    num_bytes = max((_staged_bytes(graph.types[name], optimizer) for name in parameters), default=0)
+    kinds = (graph.types[name] for name in parameters)
+    num_bytes = max((optimizer.staged_bytes(k.num_elements, DTYPE_BYTES[k.dtype]) for k in kinds), default=0)
     return Storage("optimizer step", num_bytes, len(graph.nodes), len(graph.nodes), Tier.HOST)
 
 
 def _disk_buffers(graph: Graph) -> Storage:
     sizes = [graph.types[node.name].num_bytes for node in copied_to(graph, Tier.DISK)]
     return Storage("disk buffers", buffer_bytes(sizes), -1, len(graph.nodes), Tier.HOST)
-
-
-def _staged_bytes(kind: TensorType, optimizer: OptimizerSpec) -> int:
-    temporaries = optimizer.temporary_bytes((kind.num_elements,), DTYPE_BYTES[kind.dtype], StepKind.LOOP)
-    return 2 * kind.num_bytes + temporaries

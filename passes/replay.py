@@ -5,7 +5,8 @@ of one rank for one step: forward, backward (`timeline`), the optimizer's step (
 gradients are accumulated, a step is the program several times over, on top of the gradients of the times before.
 
 The optimizer steps all parameters whose state is on the device at once. Those with state on the host follow one by
-one: value and gradient are copied out, stepped there, and the value is copied back.
+one: value and gradient (the gradient alone where there is a master) are copied out, stepped there, and the value is
+copied back.
 """
 
 from collections.abc import Mapping
@@ -136,7 +137,8 @@ def _optimizer_events(
         durations.append((COMPUTE, OPTIMIZER, _step_seconds(prices, optimizer, on_device, False)))
     for name in on_host:
         kind = graph.types[name]
-        durations.append((COPY_OUT, name, prices.copy_seconds(2 * kind.num_bytes)))
+        sent_bytes = optimizer.sent_bytes(kind.num_elements, DTYPE_BYTES[kind.dtype])
+        durations.append((COPY_OUT, name, prices.copy_seconds(sent_bytes)))
         durations.append((HOST, name, _step_seconds(prices, optimizer, (kind,), True)))
         durations.append((COPY_IN, name, prices.copy_seconds(kind.num_bytes)))
     events = []

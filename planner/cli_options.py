@@ -36,7 +36,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON to stdout")]
 ClusterName = Annotated[str, typer.Option(metavar="C", help="preset (h100x8, cpu:4) or a TOML file")]
 HostSize = Annotated[str, typer.Option(metavar="SIZE", help="host memory of a rank")]
 DiskSize = Annotated[str, typer.Option(metavar="SIZE", help="disk space of a rank; needs some of --host")]
-OptimizerName = Annotated[str, typer.Option(metavar="NAME", help="whose state to plan for")]
+OptimizerName = Annotated[
+    str, typer.Option(metavar="NAME", help="whose state to plan for: adamw, adamw-fused, adamw-master, sgd, ...")
+]
 DtypeName = Annotated[
     str | None, typer.Option(metavar="NAME", help="of the parameters: float32, bfloat16, float16, float64")
 ]

@@ -227,9 +227,9 @@ class _Writer:
             return {}
         share = self.model.variable()
         self.model.row({share: 1.0, variable: -1.0}, upper=0.0)
-        on_host = prices.optimizer_seconds(local.num_elements, state_bytes, True) + 3 * prices.copy_seconds(
-            local.num_bytes
-        )
+        sent = prices.copy_seconds(optimizer.sent_bytes(local.num_elements, element_bytes))
+        on_host = sent + prices.optimizer_seconds(local.num_elements, state_bytes, True)
+        on_host += prices.copy_seconds(local.num_bytes)
         add_terms(static, {share: -state_bytes * copies / GB})
         add_terms(self.host_terms, {share: state_bytes * copies / GB})
         add_terms(self.step_cost, {share: (on_host - on_device) * copies})

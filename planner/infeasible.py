@@ -1,6 +1,6 @@
 """What to say when nothing fits: the smallest budget that works, what takes the room, and the cheapest ways out."""
 
-from shardwright.ir import Budget, Graph, InfeasibleError, InputKind, format_size, parse_size
+from shardwright.ir import DTYPE_BYTES, Budget, Graph, InfeasibleError, InputKind, format_size, parse_size
 from shardwright.planner.candidates import Candidate
 from shardwright.planner.formulation import Machine
 
@@ -46,9 +46,8 @@ def _ways_out(smallest: Candidate, graph: Graph, budget: Budget, machine: Machin
     """From the cheapest to the dearest."""
     params = set(graph.inputs_of(InputKind.PARAM, InputKind.FROZEN))
     held = sum(graph.types[name].num_bytes for name in params)
-    states = sum(
-        machine.optimizer.state_bytes(graph.types[name].num_elements, 4) for name in graph.inputs_of(InputKind.PARAM)
-    )
+    trained = [graph.types[name] for name in graph.inputs_of(InputKind.PARAM)]
+    states = sum(machine.optimizer.state_bytes(kind.num_elements, DTYPE_BYTES[kind.dtype]) for kind in trained)
     ranks = max(smallest.decisions.mesh.num_ranks, 1)
     missing = smallest.replay.peak_bytes - budget.device_bytes
     ways = [f"give {format_size(smallest_budget(smallest))} a rank: planning at that budget succeeds"]

@@ -29,9 +29,11 @@ def build(
     return optimizer, [*parameters, *(p.grad for p in parameters if p.grad is not None), *states]
 
 
+TORCH = {name: spec for name, spec in OPTIMIZERS.items() if not spec.has_master}
+MASTERS = {name: spec for name, spec in OPTIMIZERS.items() if spec.has_master}
 CASES = [
     (spec, kind)
-    for spec in OPTIMIZERS.values()
+    for spec in TORCH.values()
     for kind in StepKind
     if kind is StepKind.FUSED and spec.has_fused or kind is not StepKind.FUSED and not spec.is_fused
 ]
@@ -57,13 +59,53 @@ def test_temporaries_are_those_of_torch(spec: OptimizerSpec, kind: StepKind, siz
     assert expected <= allocated <= expected + SLACK_BYTES
 
 
-@pytest.mark.parametrize("spec", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("spec", TORCH.values(), ids=TORCH)
 def test_state_is_that_of_torch(spec: OptimizerSpec) -> None:
     """State bytes of a parameter, scalars included, equal what torch keeps."""
     optimizer, _ = build(spec, StepKind.LOOP)
     kept: dict[str, object] = next(iter(optimizer.state.values()), {})
     tensors = [value for value in kept.values() if isinstance(value, torch.Tensor)]
     assert sum(t.numel() * t.element_size() for t in tensors) == spec.state_bytes(NUM_ELEMENTS, 4)
+
+
+@pytest.mark.parametrize("spec", MASTERS.values(), ids=MASTERS)
+def test_masters_are_those_of_mixed_precision_by_hand(spec: OptimizerSpec) -> None:
+    """State and peak of stepping bfloat16 parameters by their float32 masters, one by one, equal the table."""
+    sizes = SIZES["growing"]
+    parameters = [torch.rand(size, dtype=torch.bfloat16) for size in sizes]
+    gradients = [torch.rand(size, dtype=torch.bfloat16) for size in sizes]
+    masters = [torch.nn.Parameter(parameter.float()) for parameter in parameters]
+    kind = getattr(torch.optim, spec.torch_name)
+    optimizers = [kind([master], lr=0.1, **dict(spec.options)) for master in masters]
+
+    def step() -> None:
+        for parameter, gradient, master, optimizer in zip(parameters, gradients, masters, optimizers, strict=True):
+            master.grad = gradient.float()
+            optimizer.step()
+            master.grad = None
+            parameter.copy_(master.detach())
+
+    step()
+    states = [[v for s in o.state.values() for v in s.values() if torch.is_tensor(v)] for o in optimizers]
+    for size, master, state in zip(sizes, masters, states, strict=True):
+        kept = sum(t.numel() * t.element_size() for t in (master, *state))
+        assert kept == spec.state_bytes(size, 2)
+    with StepMemory([*parameters, *gradients, *masters, *(t for state in states for t in state)]) as memory:
+        held_bytes = memory.current_bytes
+        step()
+    expected = spec.temporary_bytes(sizes, 2, StepKind.LOOP)
+    assert expected <= memory.peak_bytes - held_bytes <= expected + SLACK_BYTES
+
+
+def test_a_master_of_adam_makes_twelve_bytes_an_element_and_none_for_float32() -> None:
+    master, plain = optimizer_spec("adamw-master"), optimizer_spec("adamw-fused")
+    assert master.state_bytes(1000, 2) == 12 * 1000 + 4
+    assert master.sent_bytes(1000, 2) == 2000
+    assert master.staged_bytes(1000, 2) == (2 + 2 + 4) * 1000
+    for element_bytes in (4, 8):
+        for figure in ("state_bytes", "sent_bytes", "staged_bytes"):
+            assert getattr(master, figure)(1000, element_bytes) == getattr(plain, figure)(1000, element_bytes)
+    assert master.temporary_bytes([1000], 4, StepKind.LOOP) == 0
 
 
 def test_an_unknown_optimizer_names_the_known() -> None:

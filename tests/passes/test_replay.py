@@ -209,6 +209,44 @@ def test_state_on_the_host_leaves_the_device_and_is_stepped_there() -> None:
     assert moved.optimizer_seconds == pytest.approx(16 + 10 * kept.optimizer_seconds + 8)
 
 
+BFLOAT = """
+graph "bfloat16" {
+  param   %w: bf16[8, 8]
+  param   %scale: f32[8]
+  tangent %one: f32[]
+  forward {
+    %mm: bf16[8, 8] = aten.mm.default(%w, %w)
+    %loss: f32[] = aten.sum.default(%mm)
+  }
+  backward {
+    %dw: bf16[8, 8] = aten.mm.default(%w, %w)
+    %ds: f32[8] = aten.mul.Tensor(%scale, %scale)
+  }
+  return {
+    loss %loss
+    grad %w = %dw
+    grad %scale = %ds
+  }
+}
+"""
+
+
+def test_a_master_counts_on_its_tier_and_its_gradient_is_cast_to_step() -> None:
+    """Of 64 bfloat16: master and two moments of 256 bytes and a scalar's block; the float32 scale has moments alone.
+    The step holds a float32 gradient. On the host: no blocks, and gradient and value staged beside it."""
+    graph = parse_graph(BFLOAT)
+    plain, master = run(graph, name="adamw-fused"), run(graph, name="adamw-master")
+    moved = run(graph, name="adamw-master", tiers={"w": Tier.HOST})
+    states = {s.name: s.num_bytes for s in master.footprint.peak_storages if s.name.startswith("state")}
+    assert states == {"state(w)": 3 * 256 + BLOCK, "state(scale)": 2 * BLOCK + BLOCK}
+    assert master.curve_bytes[0] - plain.curve_bytes[0] == 256 + 2 * 128
+    assert master.curve_bytes[-1] - plain.curve_bytes[-1] == 256 + 2 * 128 + 256
+    assert master.curve_bytes[0] - moved.curve_bytes[0] == 3 * 256 + BLOCK
+    assert moved.host_peak_bytes == (3 * 256 + 4) + 2 * 128 + 256
+    copied = {e.stream: (e.end_seconds - e.start_seconds) * 32 for e in moved.optimizer_events if e.name == "w"}
+    assert copied["copy-out"] == copied["copy-in"] == 128
+
+
 def test_parameters_without_gradient_have_no_state() -> None:
     graph = layer_graph([Layer(), Layer()])
     fewer = replace(graph, gradients={"layers.0.w": graph.gradients["layers.0.w"]})
