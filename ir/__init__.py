@@ -2,7 +2,7 @@
 
 from shardwright.ir.cluster import Cluster, Device, Disk, Host, Link
 from shardwright.ir.cluster_text import PRESETS, load_cluster, parse_cluster, print_cluster
-from shardwright.ir.decisions import Decisions, Fate, Gather, Schedule, Tier
+from shardwright.ir.decisions import Clip, Decisions, Fate, Gather, Schedule, Tier
 from shardwright.ir.errors import (
     CaptureError,
     ClusterError,
@@ -50,6 +50,7 @@ __all__ = [
     "Baseline",
     "Budget",
     "CaptureError",
+    "Clip",
     "Certificate",
     "Cluster",
     "ClusterError",

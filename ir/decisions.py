@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from shardwright.ir.placements import Layout, Mesh
 
-__all__ = ["Decisions", "Fate", "Gather", "Schedule", "Tier"]
+__all__ = ["Clip", "Decisions", "Fate", "Gather", "Schedule", "Tier"]
 
 
 class Fate(StrEnum):
@@ -33,6 +33,16 @@ class Tier(StrEnum):
     DISK = "disk"
 
 
+class Clip(StrEnum):
+    """What the training script does with gradients between backward and the optimizer's step."""
+
+    UNKNOWN = "unknown"
+    """Anything: the optimizer steps after backward."""
+    NONE = "none"
+    """Nothing, it neither clips nor reads nor accumulates them: parameters whose state is on the host are stepped while
+    backward goes on, and their gradients die there."""
+
+
 MIB = 2**20
 
 
@@ -47,7 +57,8 @@ class Schedule:
     gather_bytes: int = 64 * MIB
     """Parameter gathers started ahead of their use, on one axis."""
     reduce_bytes: int = 64 * MIB
-    """Whole gradients that live only because their reduction is under way."""
+    """Whole gradients that live only because their reduction is under way; as many again for their copy to the host and
+    for their step there."""
     room_bytes: int = 0
     """What the program may hold, optimizer state aside, to give copies between tiers time; 0: each is waited for."""
 
@@ -70,3 +81,5 @@ class Decisions:
     """Where a parameter's optimizer state lives, device or host; those not named: on the device.
     Where the copy of an offloaded storage lies, host or disk; those not named: on the host."""
     schedule: Schedule = Schedule()
+    clip: Clip = Clip.UNKNOWN
+    """As declared; nothing that is decided, but the program depends on it."""

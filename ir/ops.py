@@ -19,6 +19,9 @@ Operators of ours, all with the axis by name so that one text serves every rank:
 | `tier.offload(x, tier)` | starts a copy of x to `host` or `disk`; the result is the copy and lives there |
 | `tier.reload(h)` | starts the copy back; the result is a device tensor |
 | `tier.wait(h, x)` | the finished copy; shares h's storage; x, what was copied, lives until here |
+| `tier.step(g, p, name)` | starts the optimizer's step of parameter p, whose state is on the host, with gradient g |
+| `tier.sent(s, g)` | the same step once g has been copied to the host; g lives until here |
+| `tier.stepped(p, s)` | the parameter, once it has its new value; shares p's storage |
 """
 
 from typing import Final
@@ -46,7 +49,7 @@ VIEW_OPS: Final = frozenset(
         "unbind.int", "detach.default", "alias.default", "as_strided.default", "narrow.default",
         "diagonal.default", "view.dtype", "unfold.default", "lift_fresh.default",
     )
-) | {"mesh.wait", "mesh.unpack", "mesh.all_reduce_", "tier.wait"}  # fmt: skip
+) | {"mesh.wait", "mesh.unpack", "mesh.all_reduce_", "tier.wait", "tier.sent", "tier.stepped"}  # fmt: skip
 """Results share the storage of the first operand."""
 
 RANDOM_OPS: Final = frozenset(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from shardwright.ir.decisions import Schedule
+from shardwright.ir.decisions import Clip, Schedule
 from shardwright.ir.errors import TextError
 from shardwright.ir.names import closest
 from shardwright.ir.placements import Mesh
@@ -87,10 +87,12 @@ def parse_target(cursor: Cursor) -> tuple[str, tuple[tuple[str, str], ...]]:
     return target, tuple(versions)
 
 
-def parse_identity(graph: Cursor, inputs: Cursor) -> Identity:
+def parse_identity(graph: Cursor, inputs: Cursor) -> tuple[Identity, Clip]:
+    """What the plan is for, and what is declared about gradients: unknown where nothing is."""
     digest = graph.expect_text("the hash of the graph")
     mode, loss, optimizer, dtype = (_field(graph, key, str) for key in ("mode", "loss", "optimizer", "dtype"))
     seed, accumulate = (_number(graph, key) for key in ("seed", "accumulate"))
+    clip = Clip.UNKNOWN if graph.at_end else _field(graph, "clip", _parse_clip)
     graph.expect_end()
     specs: list[InputSpec] = []
     while not inputs.at_end:
@@ -100,7 +102,13 @@ def parse_identity(graph: Cursor, inputs: Cursor) -> Identity:
             inputs.fail(word, "a type such as i64[8, 512]")
         specs.append(InputSpec(name, _converted(inputs, word.text, word.column, parse_type)))
         inputs.skip_comma()
-    return Identity(digest, mode, loss, optimizer, dtype, seed, accumulate, tuple(specs))
+    return Identity(digest, mode, loss, optimizer, dtype, seed, accumulate, tuple(specs)), clip
+
+
+def _parse_clip(text: str) -> Clip:
+    if text not in tuple(Clip):
+        raise TextError(f"expected one of {', '.join(Clip)}, found {text!r}")
+    return Clip(text)
 
 
 def parse_cluster_line(cursor: Cursor) -> tuple[str, Mesh]:

@@ -5,6 +5,7 @@ Every error shows the line with a caret. Opening a plan runs, imports and unpick
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, Generic, TypeVar
 
 from shardwright.ir.decisions import Decisions, Fate, Gather, Tier
@@ -40,13 +41,14 @@ def parse_plan(text: str, graph: Graph, path: str = "<plan>") -> Plan:
     lines = check_frame(PlanSource(text, path))
     target, versions = parse_target(lines["target"][0])
     cluster, mesh = parse_cluster_line(lines["cluster"][0])
+    identity, clip = parse_identity(lines["graph"][0], lines["inputs"][0])
     certificates = [parse_certificate(line) for line in lines.get("certify", [])]
     return Plan(
         target=target,
-        identity=parse_identity(lines["graph"][0], lines["inputs"][0]),
+        identity=identity,
         cluster=cluster,
         budget=parse_budget(lines["budget"][0]),
-        decisions=_decisions(lines, graph, mesh),
+        decisions=replace(_decisions(lines, graph, mesh), clip=clip),
         prediction=parse_prediction(lines["predict"][0]),
         certificate=certificates[0] if certificates else None,
         baselines=tuple(parse_baseline(line) for line in lines.get("baseline", [])),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Final, TypeVar
 
-from shardwright.ir.decisions import Decisions, Fate, Schedule, Tier
+from shardwright.ir.decisions import Clip, Decisions, Fate, Schedule, Tier
 from shardwright.ir.errors import PlanError
 from shardwright.ir.globs import NameIndex, fold_names
 from shardwright.ir.graph import Graph, InputKind, Phase
@@ -88,6 +88,7 @@ def _header(plan: Plan) -> list[str]:
         dtype=_word(identity.dtype),
         seed=str(identity.seed),
         accumulate=str(identity.accumulate),
+        **({"clip": plan.decisions.clip.value} if plan.decisions.clip is not Clip.UNKNOWN else {}),
     )
     size = _fields(**_tier_sizes(budget.device_bytes, budget.host_bytes, budget.disk_bytes))
     schedule = _fields(**{field: exact_size(getattr(plan.decisions.schedule, name)) for field, name in SCHEDULE_FIELDS})

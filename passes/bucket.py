@@ -30,12 +30,15 @@ class Bucket:
 
     bucket_bytes: int = 25 * 2**20
     """A bucket is sent off before it would grow past this; counted before the reduction."""
+    apart: frozenset[str] = frozenset()
+    """Parameters whose gradients die before others': they have buckets of their own."""
 
     def run(self, graph: Graph) -> Graph:
         merged: dict[int, list[Node]] = {}
         removed: set[str] = set()
         writer = _Writer(dict(graph.types))
-        for bucket in _buckets(graph, self.bucket_bytes):
+        apart = frozenset(graph.gradients[name] for name in self.apart if name in graph.gradients)
+        for bucket in _buckets(graph, self.bucket_bytes, apart):
             merged[bucket[-1].position] = writer.write(bucket)
             removed.update(node.name for tail in bucket for node in tail.nodes)
         nodes: list[Node] = []
@@ -46,15 +49,15 @@ class Bucket:
         return replace(graph, nodes=tuple(nodes), types=_types_of(graph, nodes, writer.types))
 
 
-def _buckets(graph: Graph, bucket_bytes: int) -> list[tuple[Tail, ...]]:
+def _buckets(graph: Graph, bucket_bytes: int, apart: frozenset[str]) -> list[tuple[Tail, ...]]:
     """Tails that travel together, at least two, in the order in which the last of each is ready."""
-    open_tails: dict[Key, list[Tail]] = {}
-    sizes: dict[Key, int] = {}
+    open_tails: dict[tuple[bool, Key], list[Tail]] = {}
+    sizes: dict[tuple[bool, Key], int] = {}
     closed: list[list[Tail]] = []
     for tail in tails(graph):
         if not _is_dense(tail, graph.types):
             continue
-        key = _key(tail, graph.types)
+        key = tail.gradient in apart, _key(tail, graph.types)
         num_bytes = graph.types[tail.levels[0].start.operands[0]].num_bytes
         if key in open_tails and sizes[key] + num_bytes > bucket_bytes:
             closed.append(open_tails.pop(key))

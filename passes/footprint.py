@@ -6,12 +6,13 @@ buffers, the batch and optimizer state are there all along. The optimizer's step
 what the caller holds is alive, with the step's temporaries on top. The buffers of the disk are on the host all along.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from shardwright.ir import DTYPE_BYTES, Graph, InputKind, TensorType, Tier
 from shardwright.passes.copies import buffer_bytes, copied_to
+from shardwright.passes.host_steps import stepped_in_backward
 from shardwright.passes.lifetimes import Storage, lifetimes, rounded
 from shardwright.passes.optimizers import OptimizerSpec, StepKind
 
@@ -58,6 +59,7 @@ def footprint(
     """Memory of one rank; `tiers` names parameters whose state is not on the device.
 
     A parameter whose state is on the host is stepped there, alone: its value and gradient are staged beside the state.
+    Where the program steps in backward, several are staged at once, from the start of each step to its end.
     Where a step `accumulates`, gradients of earlier micro-batches are there until those of this one are added to them.
     """
     end = len(graph.nodes)
@@ -67,7 +69,7 @@ def footprint(
         *(_state(graph, name, optimizer, name in on_host, block_bytes) for name in stepped(graph)),
         *(_accumulated(graph, name, block_bytes) for name in stepped(graph) if accumulates),
         _step(graph, [name for name in stepped(graph) if name not in on_host], optimizer, step_kind, block_bytes),
-        _host_step(graph, on_host, optimizer),
+        *_host_steps(graph, on_host, optimizer),
         _disk_buffers(graph),
     )
     curve, on_host_curve, on_disk_curve = (_curve((s for s in storages if s.tier is tier), end) for tier in Tier)
@@ -147,10 +149,25 @@ def _temporary_bytes(group: Sequence[TensorType], optimizer: OptimizerSpec, step
     return optimizer.temporary_bytes(sizes, element_bytes, step_kind)
 
 
-def _host_step(graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec) -> Storage:
-    kinds = (graph.types[name] for name in parameters)
-    num_bytes = max((optimizer.staged_bytes(k.num_elements, DTYPE_BYTES[k.dtype]) for k in kinds), default=0)
-    return Storage("optimizer step", num_bytes, len(graph.nodes), len(graph.nodes), Tier.HOST)
+def _host_steps(graph: Graph, parameters: Collection[str], optimizer: OptimizerSpec) -> Iterator[Storage]:
+    """Values staged on the host, temporaries of the steps there, and gradients where `tier.step` did not copy them."""
+    end, early = len(graph.nodes), stepped_in_backward(graph)
+    births = {node.name: position for position, node in enumerate(graph.nodes)}
+    for name, step in early.items():
+        done = births[graph.gradients[name]]
+        yield Storage(f"step({name})", graph.types[name].num_bytes, births[step.name], done, Tier.HOST)
+    if early:
+        first = min(births[step.name] for step in early.values())
+        last = max(births[graph.gradients[name]] for name in early)
+        yield Storage("host steps", _most_temporaries(graph, early, optimizer), first, last, Tier.HOST)
+    late = [name for name in parameters if name not in early]
+    staged = max((2 * graph.types[n].num_bytes + _most_temporaries(graph, (n,), optimizer) for n in late), default=0)
+    yield Storage("optimizer step", staged, end, end, Tier.HOST)
+
+
+def _most_temporaries(graph: Graph, parameters: Iterable[str], optimizer: OptimizerSpec) -> int:
+    kinds = [graph.types[name] for name in parameters]
+    return max((optimizer.host_temporary_bytes(k.num_elements, DTYPE_BYTES[k.dtype]) for k in kinds), default=0)
 
 
 def _disk_buffers(graph: Graph) -> Storage:

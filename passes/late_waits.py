@@ -5,9 +5,9 @@ before the first node that reads it. Nothing leaves its phase.
 
 Waits of gradients are read by nothing that computes. They could wait until the phase ends, but what was sent lives
 until then. So they end first in, first out, as soon as more bytes are under way than allowed; what was reduced in place
-holds nothing extra and is free to wait. Where a second reduction follows the first (a gradient reduced over two axes),
-the first ends when the next one has started, so that both axes stay busy. Waits of copies to the host are left to
-`copy-room`.
+holds nothing extra and is free to wait, unless its gradient is to die before the phase ends. Where a second reduction
+follows the first (a gradient reduced over two axes), the first ends when the next one has started, so that both axes
+stay busy. Waits of copies to the host are left to `copy-room`.
 """
 
 from collections import deque
@@ -34,15 +34,20 @@ class LateWaits:
 
     reduce_bytes: int = 64 * 2**20
     """Whole gradients that live only because their reduction is under way; the newest may exceed it alone."""
+    apart: frozenset[str] = frozenset()
+    """Parameters whose gradients die before the phase ends."""
 
     def run(self, graph: Graph) -> Graph:
-        return replace(graph, nodes=_Sinking(graph, self.reduce_bytes).run())
+        dying = frozenset(graph.gradients[name] for name in self.apart if name in graph.gradients)
+        return replace(graph, nodes=_Sinking(graph, self.reduce_bytes, dying).run())
 
 
 @dataclass
 class _Sinking:
     graph: Graph
     reduce_bytes: int
+    dying: frozenset[str]
+    """Gradients that do not live until the phase ends."""
     emitted: list[int] = field(default_factory=list)
     """Positions in the given graph, in the new order."""
     done: set[int] = field(default_factory=set)
@@ -58,6 +63,7 @@ class _Sinking:
 
     def __post_init__(self) -> None:
         self.roots = storage_roots(self.graph)
+        self.freed = {self.roots[gradient] for gradient in self.dying}
         self.makers = {r: i for i, node in enumerate(self.graph.nodes) for r in node.results}
         self.tails = _tails(self.graph, self.makers)
         self.chained = _chained(self.graph, self.tails)
@@ -140,7 +146,8 @@ class _Sinking:
 
     def _sent_bytes(self, wait: int) -> int:
         handle, sent = self.graph.nodes[wait].operands
-        return 0 if self.roots[handle] == self.roots[sent] else self.graph.types[sent].num_bytes
+        holds_nothing = self.roots[handle] == self.roots[sent] and self.roots[handle] not in self.freed
+        return 0 if holds_nothing else self.graph.types[sent].num_bytes
 
     def _release(self, position: int) -> None:
         """Emit a tail from here up to the next start, as far as it is ready."""

@@ -31,7 +31,7 @@ class Storage:
     death: int
     """Position of the last node that needs it; the number of nodes where it outlives them all."""
     tier: Tier
-    """Where it lies; off the device are the copies that `tier.offload` made."""
+    """Where it lies; off the device are the copies that `tier.offload` made, and of gradients `tier.step`."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def lifetimes(graph: Graph, block_bytes: int) -> Lifetimes:
             deaths[root] = max(deaths[root], position)
         if node.op == "tier.offload":
             tiers[node.name] = tier_of(graph, node)
+        elif node.op == "tier.step":
+            tiers[node.name] = Tier.HOST
     for name, position in _held(graph).items():
         root = roots[name]
         deaths[root] = max(deaths[root], position)

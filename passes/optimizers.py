@@ -1,4 +1,4 @@
-"""What an optimizer holds and moves, by name: state per parameter, temporaries of a step, bytes that go to the host.
+"""What an optimizer holds and moves, by name: state per parameter, temporaries of a step.
 
 Needs no torch: the figures are those of torch 2.13 on CPU, checked against it by a storage tracker in the tests.
 Bytes are of local (sharded) elements. Names are those of `--optimizer`; a plain name means the class as torch runs it
@@ -94,15 +94,9 @@ class OptimizerSpec:
             return max((self.loop_temporaries * n + self.loop_carried * m for n, m in pairs), default=0) * element_bytes
         return 0
 
-    def sent_bytes(self, num_elements: int, element_bytes: int) -> int:
-        """Copied to the host to step one parameter whose state is there: its gradient, and its value where no master
-        stands for it. The value comes back."""
-        return (1 if self.keeps_master(element_bytes) else 2) * num_elements * element_bytes
-
-    def staged_bytes(self, num_elements: int, element_bytes: int) -> int:
-        """Held on the host beside the state while that parameter is stepped: gradient and value, and temporaries."""
-        temporaries = self.temporary_bytes((num_elements,), element_bytes, StepKind.LOOP)
-        return 2 * num_elements * element_bytes + temporaries
+    def host_temporary_bytes(self, num_elements: int, element_bytes: int) -> int:
+        """Temporaries of stepping one parameter on the host, beside its gradient and value there."""
+        return self.temporary_bytes((num_elements,), element_bytes, StepKind.LOOP)
 
 
 def _with_master(spec: OptimizerSpec) -> OptimizerSpec:

@@ -1,28 +1,32 @@
 """From captured graph and decisions to the program that runs: every pass, in order."""
 
-from shardwright.ir import Decisions, Graph, Schedule
+from shardwright.ir import Clip, Decisions, Graph, Schedule, Tier
 from shardwright.passes.base import Pass
 from shardwright.passes.bucket import Bucket
 from shardwright.passes.bucket_gathers import BucketGathers
 from shardwright.passes.copy_room import CopyRoom
 from shardwright.passes.early_starts import EarlyStarts
+from shardwright.passes.host_steps import HostSteps
 from shardwright.passes.inplace import InPlace
 from shardwright.passes.late_waits import LateWaits
 from shardwright.passes.lower import lower
 from shardwright.passes.prefetch import Prefetch
 from shardwright.passes.schedule_check import check_schedule
 
-__all__ = ["rank_graph", "scheduled", "scheduling_passes"]
+__all__ = ["planned", "rank_graph", "scheduled", "scheduling_passes"]
 
 
-def scheduling_passes(schedule: Schedule) -> tuple[Pass, ...]:
-    """Which collectives there are is decided before; these merge and move them."""
+def scheduling_passes(schedule: Schedule, apart: frozenset[str] = frozenset()) -> tuple[Pass, ...]:
+    """Which collectives there are is decided before; these merge and move them.
+
+    `apart`: parameters whose gradients die within backward.
+    """
     return (
         EarlyStarts(),
         BucketGathers(bucket_bytes=schedule.gather_bucket_bytes),
-        Bucket(schedule.bucket_bytes),
+        Bucket(schedule.bucket_bytes, apart),
         InPlace(),
-        LateWaits(schedule.reduce_bytes),
+        LateWaits(schedule.reduce_bytes, apart),
         Prefetch(schedule.gather_bytes),
         CopyRoom(schedule.room_bytes),
     )
@@ -33,12 +37,22 @@ def rank_graph(graph: Graph, decisions: Decisions) -> Graph:
 
     Raises PlanError for decisions that cannot be carried out.
     """
-    return scheduled(lower(graph, decisions), decisions.schedule)
+    return planned(lower(graph, decisions), decisions)
 
 
-def scheduled(lowered: Graph, schedule: Schedule) -> Graph:
+def planned(lowered: Graph, decisions: Decisions) -> Graph:
+    """What runs, from what `lower` gives for the same decisions: scheduled, and stepped in backward where that is
+    declared sound."""
+    if decisions.clip is not Clip.NONE:
+        return scheduled(lowered, decisions.schedule)
+    on_host = frozenset(name for name, tier in decisions.tiers.items() if tier is Tier.HOST)
+    program = scheduled(lowered, decisions.schedule, on_host)
+    return HostSteps(decisions.tiers, decisions.schedule.reduce_bytes).run(program)
+
+
+def scheduled(lowered: Graph, schedule: Schedule, apart: frozenset[str] = frozenset()) -> Graph:
     """The passes behind `lower`, and a check of what they did."""
-    for step in scheduling_passes(schedule):
+    for step in scheduling_passes(schedule, apart):
         lowered = step.run(lowered)
     check_schedule(lowered)
     return lowered

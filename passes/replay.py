@@ -6,24 +6,25 @@ gradients are accumulated, a step is the program several times over, on top of t
 
 The optimizer steps all parameters whose state is on the device at once. Those with state on the host follow one by
 one: value and gradient (the gradient alone where there is a master) are copied out, stepped there, and the value is
-copied back.
+copied back. Those that the program steps in backward are on its timeline.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shardwright.ir import DTYPE_BYTES, Graph, Mesh, TensorType, Tier
+from shardwright.ir import Graph, Mesh, Tier
 from shardwright.ir.cluster import Cluster
 from shardwright.passes.footprint import Footprint, footprint, stepped
+from shardwright.passes.host_steps import stepped_in_backward
 from shardwright.passes.lifetimes import Storage
 from shardwright.passes.optimizers import OptimizerSpec, StepKind
 from shardwright.passes.prices import Prices
-from shardwright.passes.timeline import COMPUTE, COPY_IN, COPY_OUT, Event, Timeline, phase_of, timeline
+from shardwright.passes.step_prices import StepPrices
+from shardwright.passes.timeline import COMPUTE, COPY_IN, COPY_OUT, HOST, Event, Timeline, phase_of, timeline
 
 __all__ = ["Replay", "replay"]
 
-HOST = "host"
 OPTIMIZER = "optimizer"
 
 
@@ -61,6 +62,11 @@ class Replay:
     def exposed_copy_seconds(self) -> float:
         """Of forward and backward; the optimizer's own copies count as optimizer."""
         return self.accumulate * self.timeline.exposed_copy_seconds
+
+    @property
+    def exposed_host_seconds(self) -> float:
+        """What compute lost to steps on the host in backward; those after it count as optimizer."""
+        return self.timeline.exposed_host_seconds
 
     @property
     def optimizer_seconds(self) -> float:
@@ -112,12 +118,12 @@ def replay(
     `step_kind` is how torch runs the optimizer's step; by default as it does on this kind of device.
     """
     kind = step_kind or _STEP_KINDS.get(cluster.device.kind, StepKind.FOREACH)
-    clock = timeline(graph, mesh, prices, cluster)
+    clock = timeline(graph, mesh, prices, cluster, optimizer)
     memory = footprint(graph, optimizer, kind, tiers, cluster.device.block_bytes, accumulates=accumulate > 1)
     return Replay(
         timeline=clock,
         footprint=memory,
-        optimizer_events=_optimizer_events(graph, prices, optimizer, tiers, clock.end_seconds),
+        optimizer_events=_optimizer_events(graph, StepPrices(prices, optimizer), tiers, clock.end_seconds),
         peak_phase=phase_of(graph, memory.peak_position),
         accumulate=accumulate,
     )
@@ -126,28 +132,21 @@ def replay(
 _STEP_KINDS: Final = {"cpu": StepKind.LOOP, "cuda": StepKind.FOREACH}
 
 
-def _optimizer_events(
-    graph: Graph, prices: Prices, optimizer: OptimizerSpec, tiers: Mapping[str, Tier], begin: float
-) -> tuple[Event, ...]:
-    parameters = stepped(graph)
-    on_host = tuple(p for p in parameters if tiers.get(p, Tier.DEVICE) is Tier.HOST)
+def _optimizer_events(graph: Graph, steps: StepPrices, tiers: Mapping[str, Tier], begin: float) -> tuple[Event, ...]:
+    done = stepped_in_backward(graph)
+    parameters = [name for name in stepped(graph) if name not in done]
     on_device = tuple(graph.types[p] for p in parameters if tiers.get(p, Tier.DEVICE) is Tier.DEVICE)
     durations = []
     if on_device:
-        durations.append((COMPUTE, OPTIMIZER, _step_seconds(prices, optimizer, on_device, False)))
-    for name in on_host:
-        kind = graph.types[name]
-        sent_bytes = optimizer.sent_bytes(kind.num_elements, DTYPE_BYTES[kind.dtype])
-        durations.append((COPY_OUT, name, prices.copy_seconds(sent_bytes)))
-        durations.append((HOST, name, _step_seconds(prices, optimizer, (kind,), True)))
-        durations.append((COPY_IN, name, prices.copy_seconds(kind.num_bytes)))
+        durations.append((COMPUTE, OPTIMIZER, steps.device_seconds(on_device)))
+    for name in parameters:
+        if tiers.get(name, Tier.DEVICE) is Tier.HOST:
+            seconds = steps.host_seconds(graph.types[name])
+            durations.append((COPY_OUT, name, seconds.gradient_out + seconds.value_out))
+            durations.append((HOST, name, seconds.step))
+            durations.append((COPY_IN, name, seconds.value_in))
     events = []
-    for stream, name, seconds in durations:
-        events.append(Event(stream, begin, begin + seconds, name, OPTIMIZER))
-        begin += seconds
+    for stream, name, duration in durations:
+        events.append(Event(stream, begin, begin + duration, name, OPTIMIZER))
+        begin += duration
     return tuple(events)
-
-
-def _step_seconds(prices: Prices, optimizer: OptimizerSpec, parameters: tuple[TensorType, ...], on_host: bool) -> float:
-    state_bytes = sum(optimizer.state_bytes(kind.num_elements, DTYPE_BYTES[kind.dtype]) for kind in parameters)
-    return prices.optimizer_seconds(sum(kind.num_elements for kind in parameters), state_bytes, on_host)

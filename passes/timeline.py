@@ -6,25 +6,32 @@ There is one compute stream, one stream per mesh axis, one for copies to the hos
 which reads or writes. Compute runs its nodes in graph order. A start is queued on its stream when compute reaches it
 and runs when what was queued before is done. A wait holds compute until the start is done, and at least for the share
 of it that the link cannot hide: what compute lost while it ran, to cores or memory bandwidth shared with it.
+
+Optimizer steps in backward have the stream of the host. One starts when its gradient has been copied out; then the
+value is copied where it is needed, the parameter stepped, and the value copied back, one parameter after another. Where
+the host is the device, none of that can hide.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardwright.ir import Graph, Mesh, Node, Phase, Tier
+from shardwright.ir import Graph, GraphError, Mesh, Node, Phase, Tier
 from shardwright.ir.cluster import Cluster, Link
 from shardwright.ir.ops import is_async_start, is_collective
 from shardwright.passes.collective_model import span_of
 from shardwright.passes.copies import tier_of
 from shardwright.passes.node_prices import NodePrices
+from shardwright.passes.optimizers import OptimizerSpec
 from shardwright.passes.prices import Prices
+from shardwright.passes.step_prices import HOST_OVERLAP, StepPrices
 
-__all__ = ["COMPUTE", "COPY_IN", "COPY_OUT", "DISK", "Event", "Timeline", "axis_link", "phase_of", "timeline"]
+__all__ = ["COMPUTE", "COPY_IN", "COPY_OUT", "DISK", "HOST", "Event", "Timeline", "axis_link", "phase_of", "timeline"]
 
 COMPUTE = "compute"
 COPY_OUT = "copy-out"
 COPY_IN = "copy-in"
 DISK = "disk"
+HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +59,11 @@ class Timeline:
     compute_seconds: float
     """Operators alone, recomputed ones included."""
     exposed_communication_seconds: float
-    """What compute lost to collectives: end = compute + exposed communication + exposed copies."""
+    """What compute lost to collectives: end = compute + exposed communication, copies and host steps."""
     exposed_copy_seconds: float
     """What compute lost to copies between tiers."""
+    exposed_host_seconds: float
+    """What compute lost to optimizer steps on the host."""
 
 
 def axis_link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
@@ -63,10 +72,14 @@ def axis_link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
     return cluster.inter if span.num_nodes > 1 else cluster.intra
 
 
-def timeline(graph: Graph, mesh: Mesh, prices: Prices, cluster: Cluster) -> Timeline:
-    """Run the graph on a clock."""
+def timeline(
+    graph: Graph, mesh: Mesh, prices: Prices, cluster: Cluster, optimizer: OptimizerSpec | None = None
+) -> Timeline:
+    """Run the graph on a clock; `optimizer` is needed where the graph steps parameters itself."""
     overlaps = {axis: axis_link(cluster, mesh, axis).overlap for axis in mesh.axes}
-    clock = _Clock(NodePrices(graph, mesh, prices), overlaps)
+    steps = None if optimizer is None else StepPrices(prices, optimizer)
+    overlaps[HOST] = HOST_OVERLAP.get(cluster.device.kind, 1.0)
+    clock = _Clock(NodePrices(graph, mesh, prices), overlaps, steps)
     for node in graph.nodes:
         clock.step(node)
     return clock.read()
@@ -86,15 +99,19 @@ class _Flight:
 class _Clock:
     prices: NodePrices
     overlaps: Mapping[str, float]
+    steps: StepPrices | None
     now: float = 0.0
     """When compute is free."""
     compute_seconds: float = 0.0
     exposed_communication_seconds: float = 0.0
     exposed_copy_seconds: float = 0.0
+    exposed_host_seconds: float = 0.0
     free: dict[str, float] = field(default_factory=dict)
     """Stream to when all that is queued on it is done."""
     flights: dict[str, _Flight] = field(default_factory=dict)
     """By the value of the start."""
+    steps_under_way: dict[str, _Flight] = field(default_factory=dict)
+    """By the value of the start, then by that of the sent gradient: until the parameter is written."""
     events: list[Event] = field(default_factory=list)
 
     def step(self, node: Node) -> None:
@@ -102,6 +119,16 @@ class _Clock:
             self._start(node)
         elif node.op in ("mesh.wait", "tier.wait"):
             self._wait(node.operands[0])
+        elif node.op == "tier.step":
+            self._step(node)
+        elif node.op == "tier.sent":
+            self._wait(node.operands[0])
+            self.steps_under_way[node.name] = self.steps_under_way.pop(node.operands[0])
+        elif node.op == "tier.stepped":
+            step = self.steps_under_way.pop(node.operands[1])
+            done = max(self.now + step.lost_seconds, step.end_seconds)
+            self.exposed_host_seconds += done - self.now
+            self.now = done
         else:
             self._compute(node)
 
@@ -122,6 +149,20 @@ class _Clock:
         self.flights[node.name] = _Flight(begin + seconds, lost, is_collective(node.op))
         self.events.append(Event(stream, begin, begin + seconds, node.name, node.phase.value))
 
+    def _step(self, node: Node) -> None:
+        if self.steps is None:
+            raise GraphError(f"expected an optimizer for {node.op} {node.name}, found none; pass the one planned for")
+        seconds = self.steps.host_seconds(self.prices.graph.types[node.operands[1]])
+        out = max(self.now, self.free.get(COPY_OUT, 0.0))
+        sent = self.free[COPY_OUT] = out + seconds.gradient_out
+        begin = max(sent, self.free.get(HOST, 0.0))
+        self.free[HOST] = begin + seconds.busy
+        lost = (1.0 - self.overlaps[HOST]) * seconds.busy
+        self.steps_under_way[node.name] = _Flight(begin + seconds.busy, lost, False)
+        self.flights[node.name] = _Flight(sent, 0.0, False)
+        self.events.append(Event(COPY_OUT, out, sent, node.name, node.phase.value))
+        self.events.append(Event(HOST, begin, begin + seconds.busy, node.name, node.phase.value))
+
     def _wait(self, handle: str) -> None:
         flight = self.flights.pop(handle, None)
         if flight is None:
@@ -140,6 +181,7 @@ class _Clock:
             compute_seconds=self.compute_seconds,
             exposed_communication_seconds=self.exposed_communication_seconds,
             exposed_copy_seconds=self.exposed_copy_seconds,
+            exposed_host_seconds=self.exposed_host_seconds,
         )
 
 

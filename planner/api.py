@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardwright.ir import Budget, Cluster, Graph, Mesh, Plan, PlanError, StoredPlan, format_size, load_cluster
+from shardwright.ir import Budget, Clip, Cluster, Graph, Mesh, Plan, PlanError, StoredPlan, format_size, load_cluster
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.defaults import GAP, TIME_LIMIT_SECONDS, silent
 from shardwright.planner.progress import ProgressSink
@@ -43,6 +43,7 @@ def plan(
     loss_fn: LossFunction | None = None,
     seed: int = 0,
     accumulate: int = 1,
+    clip: str | None = Clip.UNKNOWN,
     outputs: Collection[str] = (),
     mesh: Mesh | None = None,
     rules: str | Path | None = None,
@@ -55,6 +56,8 @@ def plan(
 
     A step that runs forward and backward `accumulate` times before the optimizer does so on as many such batches.
     `outputs` names what the training forward returns beside the loss (`.logits`); the rest is not even computed.
+    `clip=None` declares that the script neither clips nor reads nor accumulates gradients: what has its optimizer state
+    on the host is then stepped while backward goes on.
     `rules` is a file of what the plan must respect (docs/plan-format.md).
     `budget`, `host` and `disk` are bytes of one rank, or texts such as `900MiB`; 0 of host or disk: nothing goes there.
     The module may be on `meta`; it is only read.
@@ -77,6 +80,7 @@ def plan(
         loss_fn=loss_fn,
         seed=seed,
         accumulate=accumulate,
+        clip=clip,
         outputs=outputs,
         mesh=mesh,
         rules=rules,
@@ -97,10 +101,11 @@ def check_plan(plan: Plan, graph: Graph) -> Plan:
     from shardwright.planner.candidates import judge
     from shardwright.planner.formulation import Machine
     from shardwright.planner.legal import require_legal
-    from shardwright.planner.problem import prediction
+    from shardwright.planner.problem import prediction, require_whole_gradients
     from shardwright.runtime.rules import DTensorRules
 
     machines = load_cluster(plan.cluster)
+    require_whole_gradients(plan.decisions.clip, plan.identity.accumulate)
     require_legal(plan, graph, DTensorRules())
     # What the plan was priced with is known; measuring anew would change a plan that nobody edited.
     prices = prices_for(machines, measure=False)

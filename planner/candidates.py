@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from shardwright.ir import Budget, Decisions, Graph, Schedule
 from shardwright.passes.footprint import lasting_bytes
 from shardwright.passes.lower import lower
-from shardwright.passes.pipeline import scheduled
+from shardwright.passes.pipeline import planned
 from shardwright.passes.prefetch import block_gather_bytes
 from shardwright.passes.replay import Replay, replay
 from shardwright.planner.formulation import Machine
@@ -87,7 +87,7 @@ def judge(name: str, graph: Graph, decisions: Decisions, machine: Machine, budge
 
 
 def _judge(name: str, lowered: Graph, decisions: Decisions, machine: Machine, budget: Budget) -> Candidate:
-    program = scheduled(lowered, decisions.schedule)
+    program = planned(lowered, decisions)
     judged = replay(
         program,
         decisions.mesh,

@@ -11,6 +11,7 @@ import typer
 __all__ = [
     "AsJson",
     "BatchSize",
+    "ClipName",
     "ClusterName",
     "DiskSize",
     "DtypeName",
@@ -38,6 +39,9 @@ HostSize = Annotated[str, typer.Option(metavar="SIZE", help="host memory of a ra
 DiskSize = Annotated[str, typer.Option(metavar="SIZE", help="disk space of a rank; needs some of --host")]
 OptimizerName = Annotated[
     str, typer.Option(metavar="NAME", help="whose state to plan for: adamw, adamw-fused, adamw-master, sgd, ...")
+]
+ClipName = Annotated[
+    str, typer.Option(metavar="none|unknown", help="none: the script leaves gradients alone; host steps in backward")
 ]
 DtypeName = Annotated[
     str | None, typer.Option(metavar="NAME", help="of the parameters: float32, bfloat16, float16, float64")

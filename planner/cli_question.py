@@ -23,6 +23,7 @@ class Options(TypedDict):
     host: int
     disk: int
     optimizer: str
+    clip: str
     loss: str | None
     seed: int
     accumulate: int
@@ -58,6 +59,7 @@ def read_question(
     host: str,
     disk: str,
     optimizer: str,
+    clip: str,
     dtype: str | None,
     loss: str | None,
     rules: Path | None,
@@ -76,6 +78,7 @@ def read_question(
         host=cli_values.read_size(host, "--host", zero=True),
         disk=cli_values.read_size(disk, "--disk", zero=True),
         optimizer=cli_values.read_optimizer(optimizer),
+        clip=cli_values.read_clip(clip),
         loss=loss,
         seed=seed,
         accumulate=accumulate,

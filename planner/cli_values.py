@@ -9,7 +9,7 @@ from typing import Final
 
 import typer
 
-from shardwright.ir import Cluster, Mesh, ShardwrightError, load_cluster, parse_size
+from shardwright.ir import Clip, Cluster, Mesh, ShardwrightError, load_cluster, parse_size
 
 __all__ = [
     "DTYPES",
@@ -18,6 +18,7 @@ __all__ = [
     "check_target",
     "check_world",
     "read_batch",
+    "read_clip",
     "read_cluster",
     "read_dtype",
     "read_mesh",
@@ -91,6 +92,13 @@ def read_optimizer(text: str) -> str:
         return optimizer_spec(text).name
     except ShardwrightError as error:
         raise _usage(str(error), "--optimizer") from error
+
+
+def read_clip(text: str) -> str:
+    """What the script declares about gradients."""
+    if text not in tuple(Clip):
+        raise _usage(f"expected one of {', '.join(Clip)}, found {text!r}", "--clip")
+    return text
 
 
 def check_fault(text: str | None) -> None:

@@ -40,6 +40,7 @@ def decode(formulation: Formulation, values: Sequence[float], *, copies_first: b
         gathers={name: Gather.KEEP for name in _first(formulation.kept_gathers, values, members)},
         tiers={name: Tier.HOST for name in _first(formulation.host, values, members)}
         | dict.fromkeys(spilled, Tier.DISK),
+        clip=formulation.machine.clip,
     )
 
 

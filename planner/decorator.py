@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardwright.ir import (
+    Clip,
     Cluster,
     ClusterError,
     Graph,
@@ -53,6 +54,7 @@ class _Options:
     disk: str | int
     disk_path: str | Path | None
     optimizer: str
+    clip: str | None
     plan: str | Path | None
     loss: str | None
     loss_fn: LossFunction | None
@@ -71,6 +73,7 @@ def parallelize(
     disk: str | int = 0,
     disk_path: str | Path | None = None,
     optimizer: str = "adamw",
+    clip: str | None = Clip.UNKNOWN,
     plan: str | Path | None = None,
     loss: str | None = None,
     loss_fn: LossFunction | None = None,
@@ -84,7 +87,8 @@ def parallelize(
 
     `host` and `disk` are what a rank may use of these; `disk_path` is this rank's directory for what goes to disk, by
     default that of the cluster, else the user's cache folder.
-    `outputs` names what the training forward returns beside the loss (`.logits`).
+    `outputs` names what the training forward returns beside the loss (`.logits`). `clip=None` declares that the script
+    leaves gradients to the optimizer alone, which may then step while backward goes on.
     `plan` is a plan file: then nothing is solved, and the solver is not even imported. `on_plan(plan, graph)` is called
     on rank 0 once the plan is known; `progress` while it is made.
     """
@@ -95,6 +99,7 @@ def parallelize(
         disk=disk,
         disk_path=disk_path,
         optimizer=optimizer,
+        clip=clip,
         plan=plan,
         loss=loss,
         loss_fn=loss_fn,
@@ -198,6 +203,7 @@ def _plan_here(
             host=options.host,
             disk=options.disk,
             optimizer=options.optimizer,
+            clip=options.clip,
             loss=options.loss,
             loss_fn=options.loss_fn,
             outputs=options.outputs,

@@ -7,7 +7,8 @@ Objective (ms), added by:
     their region's compute hides; all of them also at 1e-3
   recomputed operators and their redistributions                      `_recompute`
   copies to and from host, and disk, beyond what compute hides        `_copies`
-  the optimizer step, on the device or on the host                    `_states`
+  the optimizer step, on the device or on the host; on the host       `_states`
+    beyond what backward hides, where the script leaves gradients alone
 Rows: flows and one-hot choices (`flows`), fates (`fates`), memory per position (`memory_items`), capacity of host and
 disk (`_capacities`).
 Figures of this objective are for choosing; what a plan predicts comes from replay.
@@ -16,8 +17,9 @@ Figures of this objective are for choosing; what a plan predicts comes from repl
 import math
 from dataclasses import dataclass, field
 
-from shardwright.ir import InputKind, Phase, TensorType
+from shardwright.ir import DTYPE_BYTES, Clip, InputKind, Phase, TensorType
 from shardwright.passes.copies import buffer_bytes, slot_bytes
+from shardwright.passes.step_prices import HOST_OVERLAP, StepPrices
 from shardwright.planner.fates import GB, MOVED, FateChoice, FateOptions, State, build_fates
 from shardwright.planner.flows import Terms, Version, add_terms, build_flows, is_parameter
 from shardwright.planner.formulation import Formulation, Machine
@@ -198,6 +200,7 @@ class _Writer:
         """Parameters, gradients' layout and optimizer state: GB always on the device. Adds the step's seconds."""
         static: Terms = {}
         self.host_terms: Terms = {}
+        self.host_seconds: Terms = {}
         for unit in self.space.units:
             if unit.kind is None:
                 continue
@@ -213,26 +216,41 @@ class _Writer:
             if on_host:
                 self.result.host[name] = self.model.variable(copies, integer=True)
                 self.model.row(on_host | {self.result.host[name]: -1.0 / copies}, 0.0, 0.0)
+        self._pay_host_seconds()
         return static
+
+    def _pay_host_seconds(self) -> None:
+        """In full where the host steps after backward, or is the device; else exposed >= host seconds - backward's."""
+        hides = self.machine.clip is Clip.NONE and HOST_OVERLAP.get(self.machine.cluster.device.kind, 1.0) > 0.0
+        if not hides or not self.host_seconds:
+            add_terms(self.step_cost, self.host_seconds)
+            return
+        exposed = self.model.variable(math.inf)
+        row = add_terms({exposed: 1.0}, self.host_seconds, -MS)
+        for (phase, _), compute in self.region_compute.items():
+            if phase is Phase.BACKWARD:
+                add_terms(row, compute, MS)
+        self.model.row(row, 0.0)
+        self.cost[exposed] = 1.0 / MS
+        add_terms(self.cost, self.host_seconds, HIDDEN_WEIGHT)
 
     def _state(self, unit: Unit, variable: int, local: TensorType, static: Terms) -> Terms:
         """The share of the layers whose optimizer state is on the host, where it can be: their layout is this one."""
-        optimizer, prices, copies = self.machine.optimizer, self.machine.prices, unit.multiplicity
-        element_bytes = max(local.num_bytes // max(local.num_elements, 1), 1)
-        state_bytes = optimizer.state_bytes(local.num_elements, element_bytes)
-        on_device = prices.optimizer_seconds(local.num_elements, state_bytes, False)
+        steps, copies = StepPrices(self.machine.prices, self.machine.optimizer), unit.multiplicity
+        state_bytes = self.machine.optimizer.state_bytes(local.num_elements, DTYPE_BYTES[local.dtype])
+        on_device = steps.device_seconds((local,))
         add_terms(static, {variable: state_bytes * copies / GB})
         add_terms(self.step_cost, {variable: on_device * copies})
         if not self.machine.host_bytes or state_bytes < self.machine.cluster.host.smallest_offload_bytes:
             return {}
         share = self.model.variable()
         self.model.row({share: 1.0, variable: -1.0}, upper=0.0)
-        sent = prices.copy_seconds(optimizer.sent_bytes(local.num_elements, element_bytes))
-        on_host = sent + prices.optimizer_seconds(local.num_elements, state_bytes, True)
-        on_host += prices.copy_seconds(local.num_bytes)
         add_terms(static, {share: -state_bytes * copies / GB})
         add_terms(self.host_terms, {share: state_bytes * copies / GB})
-        add_terms(self.step_cost, {share: (on_host - on_device) * copies})
+        add_terms(self.step_cost, {share: -on_device * copies})
+        add_terms(self.host_seconds, {share: steps.host_seconds(local).total * copies})
+        if self.machine.clip is Clip.NONE:
+            self.result.sent_gradients.setdefault(unit.values[0], {})[share] = local.num_bytes / GB
         return {share: 1.0}
 
     def _copies(self) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from shardwright.ir import Cluster, Layout, TensorType, local_shape
+from shardwright.ir import Clip, Cluster, Layout, TensorType, local_shape
 from shardwright.passes.optimizers import OptimizerSpec
 from shardwright.passes.prices import Prices
 from shardwright.planner.fates import FateChoice
@@ -27,6 +27,8 @@ class Machine:
     """Budget of the disk tier of one rank; 0: none."""
     accumulate: int = 1
     """Micro-batches a step: how often forward and backward run before the optimizer does."""
+    clip: Clip = Clip.UNKNOWN
+    """What the script declares about gradients."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Formulation:
     """Of memory rows and of `peak`: the solver's tolerances are absolute, and small models must not vanish in them."""
     host: dict[str, int] = field(default_factory=dict)
     """Parameter to the integer variable: layers whose optimizer state lives on the host."""
+    sent_gradients: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Parameter to the GB of its gradient, over the layers' shares, that leave the device within backward."""
     kept_gathers: dict[str, int] = field(default_factory=dict)
     """Parameter to the integer variable: layers whose gathered copy is kept for backward."""
     kept_shares: dict[tuple[str, Layout, Layout], int] = field(default_factory=dict)

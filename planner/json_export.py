@@ -25,6 +25,7 @@ def plan_json(plan: Plan) -> dict[str, Json]:
         "dtype": plan.identity.dtype,
         "seed": plan.identity.seed,
         "accumulate": plan.identity.accumulate,
+        "clip": str(decisions.clip),
         "inputs": {spec.name: str(spec.type) for spec in plan.identity.inputs},
     }
     return {

@@ -196,18 +196,22 @@ class _ItemWriter:
         return views
 
     def _gradient_items(self, items: Items) -> None:
-        """A gradient at rest lives from when it is made until the optimizer has used it; those of earlier micro-batches
-        until this one's are added to them."""
+        """A gradient at rest lives from when it is made until the optimizer has used it; where its step is on the host
+        and within backward, until those after the next are made. Those of earlier micro-batches live until this one's
+        are added to them."""
         graph, fold, storages = self.space.graph, self.space.fold, self.result.storages
         positions = {result: i for i, node in enumerate(graph.nodes) for result in node.results}
+        births = sorted({positions[gradient] for gradient in graph.gradients.values()})
         for param, gradient in graph.gradients.items():
-            born = positions[gradient]
+            born, key = positions[gradient], fold.key(param)
             last = max((positions[gradient], *graph.users.get(gradient, ())))
             start = last + 1 if storages.roots[gradient] in storages.backward else born
-            at_rest = self._bytes_made(fold.key(param))
-            items.add(("gradient", fold.key(param)), at_rest, start, len(graph.nodes))
+            at_rest, sent = self._bytes_made(key), self.result.sent_gradients.get(key, {})
+            items.add(("gradient", key), add_terms(dict(at_rest), sent, -1.0), start, len(graph.nodes))
+            gone = births[births.index(born) + 2 :][:1]
+            items.add(("sent gradient", key), sent, start, gone[0] if gone else len(graph.nodes))
             if self.result.machine.accumulate > 1:
-                items.add(("accumulated", fold.key(param)), at_rest, 0, len(graph.nodes) - 1)
+                items.add(("accumulated", key), at_rest, 0, len(graph.nodes) - 1)
 
     def _returned_items(self, items: Items) -> None:
         """The caller holds the loss and the outputs, whole, until the step ends."""

@@ -3,7 +3,7 @@
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.ir import format_seconds, format_size
+from shardwright.ir import Clip, format_seconds, format_size
 from shardwright.ir.plan import Baseline, Plan
 from shardwright.planner.console import format_percent
 
@@ -33,7 +33,8 @@ def header(plan: Plan) -> Table:
     """Target, machines, prediction against the budget, certificate."""
     grid = label_grid()
     identity, mesh = plan.identity, plan.decisions.mesh
-    grid.add_row("target", Text(f"{plan.target}   {identity.dtype}, {identity.optimizer}"))
+    clip = "" if plan.decisions.clip is Clip.UNKNOWN else f", clip {plan.decisions.clip}"
+    grid.add_row("target", Text(f"{plan.target}   {identity.dtype}, {identity.optimizer}{clip}"))
     if inputs := inputs_text(plan):
         grid.add_row("inputs", Text(inputs))
     grid.add_row("cluster", Text(f"{plan.cluster}   mesh {mesh}, {mesh.num_ranks} ranks"))

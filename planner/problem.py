@@ -13,6 +13,7 @@ from shardwright.ir import (
     Baseline,
     Budget,
     Certificate,
+    Clip,
     Cluster,
     ClusterError,
     Graph,
@@ -49,7 +50,7 @@ from shardwright.runtime.loss import LossFunction
 from shardwright.runtime.rules import DTensorRules
 from shardwright.runtime.versions import installed_versions
 
-__all__ = ["Problem", "pose", "prediction", "size_of"]
+__all__ = ["Problem", "clip_for", "pose", "prediction", "require_whole_gradients", "size_of"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def pose(
     loss_fn: LossFunction | None = None,
     seed: int = 0,
     accumulate: int = 1,
+    clip: str | None = Clip.UNKNOWN,
     outputs: Collection[str] = (),
     mesh: Mesh | None = None,
     rules: str | Path | None = None,
@@ -114,7 +116,15 @@ def pose(
         graph=captured.graph,
         fold=fold_of(captured.graph),
         rules=DTensorRules(),
-        machine=Machine(machines, prices, optimizer_spec(optimizer), limits.host_bytes, limits.disk_bytes, accumulate),
+        machine=Machine(
+            machines,
+            prices,
+            optimizer_spec(optimizer),
+            limits.host_bytes,
+            limits.disk_bytes,
+            accumulate,
+            clip_for(clip, accumulate),
+        ),
         budget=limits,
         meshes=allowed_meshes(candidate_meshes(machines) if mesh is None else (_checked(mesh, machines),), wanted),
         time_limit_seconds=time_limit,
@@ -156,6 +166,24 @@ def _user_rules(path: str | Path | None, graph: Graph) -> UserRules:
     rules = parse_rules(read_text(Path(path), "a rules"), str(path))
     check_rules(rules, graph)
     return rules
+
+
+def clip_for(declared: str | None, accumulate: int) -> Clip:
+    """What a script declares about gradients: None or `none` that it leaves them alone. Raises PlanError."""
+    if declared is not None and declared not in tuple(Clip):
+        raise PlanError(f"expected clip None, or one of {', '.join(Clip)}, found {declared!r}")
+    clip = Clip.NONE if declared is None else Clip(declared)
+    require_whole_gradients(clip, accumulate)
+    return clip
+
+
+def require_whole_gradients(clip: Clip, accumulate: int) -> None:
+    """Raises PlanError where gradients of several micro-batches are added up and none is to be left by backward."""
+    if clip is Clip.NONE and accumulate > 1:
+        raise PlanError(
+            f"expected accumulate 1 with clip none, found {accumulate}: a gradient that is added up over micro-batches "
+            "cannot be used and freed in backward; declare only one of them"
+        )
 
 
 def size_of(size: str | int, zero: bool = False) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shardwright.ir import Budget, Cluster, InfeasibleError, Mesh, format_size, parse_size
+from shardwright.ir import Budget, Clip, Cluster, InfeasibleError, Mesh, format_size, parse_size
 from shardwright.planner.api import PlanResult
 from shardwright.planner.baselines import BASELINES, UNAVAILABLE
 from shardwright.planner.candidates import Candidate, best, refitted
@@ -44,6 +44,7 @@ def sweep(
     host: str | int = 0,
     disk: str | int = 0,
     optimizer: str = "adamw",
+    clip: str | None = Clip.UNKNOWN,
     loss: str | None = None,
     loss_fn: LossFunction | None = None,
     seed: int = 0,
@@ -74,6 +75,7 @@ def sweep(
         host=host,
         disk=disk,
         optimizer=optimizer,
+        clip=clip,
         loss=loss,
         loss_fn=loss_fn,
         seed=seed,

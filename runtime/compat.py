@@ -70,12 +70,17 @@ __all__ = [
     "disable_dispatch_modes",
     "dtensor_like",
     "dynamo_graph_capture_for_export",
+    "foreach_zero_",
     "get_decompositions",
     "one_axis_mesh",
     "sharding_propagator",
     "tracing_rules",
     "tree_leaves",
 ]
+
+
+foreach_zero_ = torch._foreach_zero_
+"""What `zero_grad(set_to_none=False)` of a fused optimizer calls."""
 
 
 def sharding_propagator() -> ShardingPropagator:

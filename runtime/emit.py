@@ -17,12 +17,14 @@ from torch import fx
 from shardwright.ir import Arg, Graph, GraphError, InputKind, Mesh, Node, Phase, Ref, Tier
 from shardwright.ir.ops import is_collective
 from shardwright.passes.copies import tier_of
+from shardwright.passes.host_steps import stepped_in_backward
 from shardwright.runtime import kernels
 from shardwright.runtime.compat import BoxedCodeGen
 from shardwright.runtime.copies import Copies
 from shardwright.runtime.disk_copies import DiskCopies
 from shardwright.runtime.faults import Fault, Injector, broken_collective
 from shardwright.runtime.host_buffers import disk_copy_sizes, host_buffer_sizes
+from shardwright.runtime.host_steps import HostSteps
 from shardwright.runtime.program import Program
 from shardwright.runtime.torch_ops import torch_arg, torch_op
 
@@ -38,15 +40,17 @@ def emit(
     *,
     copies: Copies | None = None,
     disk: DiskCopies | None = None,
+    steps: HostSteps | None = None,
     fault: Fault | None = None,
 ) -> Program:
     """The program of `rank`. `groups` has the process group's name of every axis that collectives run over.
 
-    `copies` moves storages to host and back, `disk` to disk; needed where the graph does. Raises GraphError, and
+    `copies` moves storages to host and back, `disk` to disk, `steps` steps parameters on the
+    host; needed where the graph does. Raises GraphError, and
     PlanError or DiskError where there is no room for what it moves.
     """
     broken = broken_collective(graph, fault) if fault else ""
-    target = _Target(graph, mesh, mesh.coordinate(rank), groups, device, copies, disk, broken)
+    target = _Target(graph, mesh, mesh.coordinate(rank), groups, device, copies, disk, steps, broken)
     injector = _injector(target, fault) if fault else None
     inputs = graph.inputs_of(InputKind.PARAM, InputKind.FROZEN, InputKind.BUFFER, InputKind.INPUT)
     tangents = graph.inputs_of(InputKind.TANGENT)
@@ -65,6 +69,8 @@ def emit(
         saved=saved,
         tangents=tangents,
         parameters=tuple(graph.gradients),
+        stepped=frozenset(stepped_in_backward(graph)),
+        steps=steps,
         forward_module=_function(target, injector, inputs, forward, (*returned, *saved)),
         backward_module=_function(target, injector, (*saved, *tangents), backward, tuple(graph.gradients.values())),
     )
@@ -91,6 +97,7 @@ class _Target:
     device: torch.device
     copies: Copies | None
     disk: DiskCopies | None
+    steps: HostSteps | None
     broken: str
     """Name of the start that a fault breaks, or nothing."""
 
@@ -131,7 +138,7 @@ def _function(
     for node in nodes:
         writer.write(node, used)
     writer.graph.output([writer.value(name, "the end") for name in wanted])
-    root = {"copies": target.copies, "disk": target.disk, "fault": injector}
+    root = {"copies": target.copies, "disk": target.disk, "fault": injector, "steps": target.steps}
     module = fx.GraphModule({key: root[key] for key in writer.attributes}, writer.graph)
     module.graph.set_codegen(BoxedCodeGen())
     module.recompile()
@@ -206,6 +213,8 @@ class _Writer:
                 return self._unzip(node, self._call(kernels.unpack, (operands[0], shapes), f"{node.name}_all"), used)
             case "tier.offload" | "tier.reload" | "tier.wait":
                 return {node.name: self._copy(node, operands)}
+            case "tier.step" | "tier.sent" | "tier.stepped":
+                return {node.name: self._host_step(node, operands)}
         raise GraphError(f"expected an operator of ir/ops.py, found {node.op} for {node.name}")
 
     def _start(self, node: Node, x: fx.Node) -> fx.Node:
@@ -237,7 +246,13 @@ class _Writer:
             raise GraphError(f"expected a copy engine for {node.op} of {node.name}, found none; pass `{owner}`")
         return self._method(owner, node.op.removeprefix("tier."), operands, node.name)
 
-    def _method(self, owner: str, method: str, args: tuple[fx.Node, ...], name: str) -> fx.Node:
+    def _host_step(self, node: Node, operands: tuple[fx.Node, ...]) -> fx.Node:
+        if self.target.steps is None:
+            raise GraphError(f"expected whoever steps for {node.op} of {node.name}, found nobody; pass `steps`")
+        names = tuple(arg for arg in node.args if isinstance(arg, str))
+        return self._method("steps", node.op.removeprefix("tier."), (*operands, *names), node.name)
+
+    def _method(self, owner: str, method: str, args: tuple[fx.Node | str, ...], name: str) -> fx.Node:
         self.attributes[owner] = None
         found = self.graph.create_node("get_attr", owner, name=self._identifier(f"{owner}_of_self"))
         return self.graph.create_node("call_method", method, (found, *args), name=self._identifier(name))

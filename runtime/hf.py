@@ -19,7 +19,7 @@ from shardwright.ir import TargetError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-__all__ = ["hf_target"]
+__all__ = ["default_dtype", "hf_target"]
 
 
 def hf_target(
@@ -35,7 +35,7 @@ def hf_target(
     if getattr(config, "use_cache", None):
         config.use_cache = False
     try:
-        with torch.device(device), _default_dtype(dtype):
+        with torch.device(device), default_dtype(dtype):
             model = kind(config).train()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TargetError(f"expected a configuration that {kind.__name__} accepts, found {path}: {error}") from error
@@ -43,7 +43,7 @@ def hf_target(
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Parameters are made in it, while what a model keeps in float32 on purpose stays so (rotary frequencies)."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

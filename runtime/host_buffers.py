@@ -2,6 +2,7 @@
 
 from shardwright.ir import DTYPE_BYTES, Graph, TensorType, Tier
 from shardwright.passes.copies import copied_to, slot_bytes
+from shardwright.passes.host_steps import stepped_in_backward
 from shardwright.runtime.copies import extent
 
 __all__ = ["disk_copy_sizes", "host_buffer_sizes"]
@@ -15,6 +16,11 @@ def host_buffer_sizes(graph: Graph) -> tuple[int, ...]:
     spans: dict[int, list[Span]] = {}
     for size, span in _copies(graph, Tier.HOST):
         spans.setdefault(size, []).append(span)
+    positions = {node.name: position for position, node in enumerate(graph.nodes)}
+    for parameter, step in stepped_in_backward(graph).items():
+        ends = (positions[step.name], positions[graph.gradients[parameter]])
+        for staged in step.operands:  # gradient and value
+            spans.setdefault(_type_bytes(graph.types[staged]), []).append(ends)
     return tuple(size for size, found in sorted(spans.items()) for _ in range(_most_at_once(found)))
 
 

@@ -1,10 +1,11 @@
-"""Host memory for offloaded storages: a bounded pool of buffers that are made once and used again every step.
+"""Host memory for what leaves the device: a bounded pool of buffers that are made once and used again every step.
 
-Bytes are those of one rank. The pool counts what it hands out and what it holds; it never holds more than its budget.
+Bytes are those of one rank. The pool counts what it hands out, holds and has adopted; never more than its budget.
 Fresh pinned memory costs milliseconds a piece, hence buffers are kept; torch's own pinned allocator rounds to powers
 of two, hence pinned buffers are ordinary memory that is registered with CUDA.
 """
 
+import weakref
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ class HostPool:
         """By size, free or not."""
         self._owned: set[int] = set()
         self._returned: deque[HostBuffer] = deque()
+        self._disowned: deque[tuple[int, int]] = deque()
+        """Address and bytes of adopted storages that have died."""
         # Buffers come back from finalizers on any thread; a deque takes them without a lock.
 
     @property
@@ -82,8 +85,24 @@ class HostPool:
             for _ in range(min(missing, room)):
                 self._free.setdefault(num_bytes, []).append(self._allocate(num_bytes))
 
+    def adopt(self, tensor: Tensor) -> None:
+        """Count host memory that somebody else made, optimizer state say, until it dies; once. Raises PlanError beyond
+        the budget."""
+        storage = tensor.untyped_storage()
+        address, num_bytes = storage.data_ptr(), storage.nbytes()
+        if not num_bytes or address in self._owned:
+            return
+        self._collect()
+        self._make_room(num_bytes)
+        self._owned.add(address)
+        self._held_bytes += num_bytes
+        self._used_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self._used_bytes)
+        weakref.finalize(storage, self._disowned.append, (address, num_bytes))
+
     def owns(self, tensor: Tensor) -> bool:
-        """Whether the tensor's storage is one of the pool's buffers."""
+        """Whether the tensor's storage is one of the pool's buffers, or adopted."""
+        self._collect()
         return tensor.untyped_storage().data_ptr() in self._owned
 
     def close(self) -> None:
@@ -94,6 +113,11 @@ class HostPool:
                 self._discard(size)
 
     def _collect(self) -> None:
+        while self._disowned:
+            address, num_bytes = self._disowned.popleft()
+            self._owned.discard(address)
+            self._held_bytes -= num_bytes
+            self._used_bytes -= num_bytes
         while self._returned:
             buffer = self._returned.popleft()
             self._used_bytes -= buffer.num_bytes

@@ -20,6 +20,7 @@ from shardwright.runtime.agreement import raise_everywhere, require_agreement, s
 from shardwright.runtime.captured import Captured
 from shardwright.runtime.emit import emit
 from shardwright.runtime.engines import NO_ROOM, Room, engines, uses_disk
+from shardwright.runtime.host_steps import HostSteps
 from shardwright.runtime.inputs import CHECK_EVERY, Batch, InputMode, PlannedInput, require_equal_inputs
 from shardwright.runtime.materialize import init_by_reset, is_on_meta, materialize
 from shardwright.runtime.outputs import Outputs
@@ -27,7 +28,7 @@ from shardwright.runtime.parameters import Home, distribute
 from shardwright.runtime.plain_forward import plain_forward
 from shardwright.runtime.program import Program
 from shardwright.runtime.ranks import device_mesh, group_names, world
-from shardwright.runtime.rebind import follow_averages, follow_optimizers
+from shardwright.runtime.rebind import follow_averages, follow_host_steps, follow_optimizers
 from shardwright.runtime.session import Installed, Session, find_session
 from shardwright.runtime.step import local, run_step
 from shardwright.runtime.torch_ops import dtype_name
@@ -56,8 +57,8 @@ def install(
     """Make `module` run the plan; gives the same module. Collective: every rank calls it with the same plan.
 
     `plan_digest` is compared over the ranks, as are the collectives of the rank graph. `room` bounds what offloaded
-    storages may take. A module on `meta` is filled from `state_dict`, or by `init` under `seed`. Raises PlanError,
-    StalePlanError, and DiskError on every rank where one of them has no room on disk.
+    storages and optimizer state take on host and disk. A module on `meta` is filled from `state_dict`, or by `init`
+    under `seed`. Raises PlanError, StalePlanError, and DiskError on every rank where one of them has no room on disk.
     """
     _check_module(module)
     mesh = decisions.mesh
@@ -77,6 +78,7 @@ def install(
         outputs=Outputs.of(captured, rank_graph, decisions, home),
         inputs={leaf.name: PlannedInput(leaf.name, leaf.type, home.layout(leaf.name)) for leaf in captured.inputs},
         optimizer=optimizer,
+        steps=program.steps or HostSteps(engines(rank_graph, home.device, room)[0], home.device),
     )
     if is_on_meta(module):
         materialize(module, home, state_dict=state_dict, init=init, seed=seed)
@@ -87,6 +89,8 @@ def install(
     module.__class__ = _planned_class(type(module))
     follow_optimizers(module, replaced, home, optimizer)
     follow_averages(module, adopt)
+    if program.stepped:
+        follow_host_steps(module, installed.steps)
     return module
 
 
@@ -106,7 +110,8 @@ def _made_everywhere(make: ProgramMaker, rank_graph: Graph, home: Home, groups: 
 def _maker(room: Room) -> ProgramMaker:
     def make(rank_graph: Graph, home: Home, groups: Mapping[str, str]) -> Program:
         copies, disk = engines(rank_graph, home.device, room)
-        return emit(rank_graph, home.mesh, home.rank, groups, home.device, copies=copies, disk=disk)
+        steps = HostSteps(copies, home.device)
+        return emit(rank_graph, home.mesh, home.rank, groups, home.device, copies=copies, disk=disk, steps=steps)
 
     return make
 
@@ -173,6 +178,7 @@ def _planned_class(base: type[nn.Module]) -> type[nn.Module]:
 
 def _train_forward(module: nn.Module, session: Session, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     installed = session.installed
+    installed.steps.require_none_begun()
     given = installed.captured.bind(args, kwargs)
     batch = Batch.of(given, installed.inputs, installed.home, session.input_mode)
     state = session.state(module)

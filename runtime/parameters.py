@@ -62,10 +62,10 @@ def torch_placements(layout: Layout, mesh: Mesh) -> tuple[TorchPlacement, ...]:
     return tuple(found)
 
 
-def local_part(value: Tensor, name: str, home: Home) -> Tensor:
-    """This rank's part of a whole value, in memory of its own, on this rank's device."""
+def local_part(value: Tensor, name: str, home: Home, device: torch.device | None = None) -> Tensor:
+    """This rank's part of a whole value, in memory of its own, on this rank's device or the one given."""
     part = shard(value.detach(), home.layout(name), home.mesh, home.rank)
-    part = part.to(home.device).contiguous()
+    part = part.to(device or home.device).contiguous()
     return part.clone() if part.untyped_storage().data_ptr() == value.untyped_storage().data_ptr() else part
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from shardwright.ir import InputError
 from shardwright.runtime import kernels as kernels_module
 from shardwright.runtime.copies import Away, Reload
+from shardwright.runtime.host_steps import HostSteps
 
 __all__ = ["Program", "Saved"]
 
@@ -39,6 +40,10 @@ class Program:
     """What `backward` takes beside the saved list."""
     parameters: tuple[str, ...]
     """Whose gradients `backward` gives, in order."""
+    stepped: frozenset[str]
+    """Those that backward steps itself: it gives their local memory, with the new value, in place of a gradient."""
+    steps: HostSteps | None
+    """Who steps them, and what is stepped on the host after backward."""
     forward_module: fx.GraphModule
     backward_module: fx.GraphModule
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.ir import TargetError
+from shardwright.runtime.hf import default_dtype
 from shardwright.runtime.materialize import is_on_meta
 from shardwright.runtime.own_forward import keep_own_forward
 from shardwright.runtime.target import Target
@@ -57,7 +58,8 @@ def _filled(module: nn.Module) -> nn.Module:
             f"expected a target with values, found a {build.__name__} on meta; build it on the CPU to verify"
         )
     dtype = next(module.parameters()).dtype
-    return build(config).to(dtype)
+    with default_dtype(dtype):
+        return build(config)
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ An `AveragedModel` is found and, at its next update, becomes what one made after
 
 import functools
 import gc
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 
@@ -18,14 +17,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
-from shardwright.ir import PlanError
-from shardwright.passes.optimizers import optimizer_spec
+from shardwright.runtime.host_steps import HostSteps
 from shardwright.runtime.optimizer import TieredOptimizer
-from shardwright.runtime.optimizer_state import num_state_tensors
 from shardwright.runtime.parameters import Home, as_dtensor, local_part
+from shardwright.runtime.planned_state import require_no_host_state, require_planned_state
 from shardwright.runtime.stale import StaleParameter, make_stale
 
-__all__ = ["follow_averages", "follow_optimizers"]
+__all__ = ["follow_averages", "follow_host_steps", "follow_optimizers"]
 
 
 def follow_optimizers(
@@ -60,9 +58,17 @@ class _Follower:
         for group in optimizer.param_groups:
             group["params"] = [self._rebound(optimizer, parameter, names) for parameter in group["params"]]
         ours = any(id(parameter) in names for group in optimizer.param_groups for parameter in group["params"])
-        if ours and self._planned and optimizer not in self._states:
-            _check_state(optimizer, self._planned)
+        if ours and optimizer not in self._states:
+            self._check(optimizer, module)
         self._states[optimizer] = id(optimizer.state)
+
+    def _check(self, optimizer: Optimizer, module: nn.Module) -> None:
+        if isinstance(optimizer, TieredOptimizer):
+            optimizer.check(self._planned)
+            return
+        require_no_host_state(optimizer, module)
+        if self._planned:
+            require_planned_state(optimizer, optimizer, self._planned, False)
 
     def _rebound(self, optimizer: Optimizer, parameter: Tensor, names: Mapping[int, str]) -> Tensor:
         """The module's own parameter, with its state cut like it; others as they are."""
@@ -71,39 +77,24 @@ class _Follower:
             return parameter  # of another module; if that one is planned, its own hook sees to it
         if parameter in optimizer.state:
             state = optimizer.state.pop(parameter)
-            optimizer.state[new] = {key: self._cut(value, names[id(new)], new) for key, value in state.items()}
+            if not isinstance(optimizer, TieredOptimizer):  # that one cuts by itself, where its state lies
+                state = {key: self._cut(value, names[id(new)], new) for key, value in state.items()}
+            optimizer.state[new] = state
         return new
 
     def _cut(self, value: object, name: str, new: Tensor) -> object:
+        if self._home.devices is None:
+            return value  # nothing is split; a copy would be one tensor too many in the middle of a step
         if not isinstance(value, Tensor) or isinstance(value, DTensor) or value.shape != new.shape or value.dim() == 0:
             return value
         return as_dtensor(local_part(value, name, self._home), new.shape, self._home.layout(name), self._home)
 
 
-_STATE_TOLERANCE = 0.1
-"""Factored state, rows and columns, counts as none."""
-
-
-def _check_state(optimizer: Optimizer, planned: str) -> None:
-    """Raises PlanError for an optimizer that keeps more than was planned; one that keeps less is told once."""
-    sample = optimizer.sample() if isinstance(optimizer, TieredOptimizer) else optimizer
-    spec, found, kind = optimizer_spec(planned), num_state_tensors(sample), type(sample).__name__
-    if found > spec.num_state_tensors + _STATE_TOLERANCE:
-        raise PlanError(
-            f"expected an optimizer with at most {spec.num_state_tensors} state tensors a parameter, as planned for "
-            f"{planned}, found {kind} with {found:g}; plan again with the optimizer you use (--optimizer)"
-        )
-    if spec.is_fused and not all(group.get("fused") for group in sample.param_groups):
-        raise PlanError(
-            f"expected a fused optimizer, as planned for {planned}, found {kind} without fused=True, whose step takes "
-            f"more memory; add fused=True, or plan again with --optimizer {planned.removesuffix('-fused')}"
-        )
-    if found < spec.num_state_tensors - _STATE_TOLERANCE:
-        warnings.warn(
-            f"the plan keeps memory for {planned} ({spec.num_state_tensors} state tensors a parameter), and {kind} "
-            f"keeps {found:g}: it fits, and a plan for {kind} may be faster",
-            stacklevel=5,
-        )
+def follow_host_steps(module: nn.Module, steps: HostSteps) -> None:
+    """Let a tiered optimizer made before planning step within backward."""
+    for found in gc.get_objects():
+        if type(found) is TieredOptimizer and found.is_for(module):
+            steps.attach(found)
 
 
 def follow_averages(module: nn.Module, adopt: Callable[[nn.Module, nn.Module], None]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shardwright.ir import Decisions, Graph, InputKind
 from shardwright.runtime.captured import Captured
+from shardwright.runtime.host_steps import HostSteps
 from shardwright.runtime.inputs import InputMode, PlannedInput
 from shardwright.runtime.outputs import Outputs
 from shardwright.runtime.parameters import Home
@@ -33,6 +34,8 @@ class Installed:
     inputs: Mapping[str, PlannedInput]
     optimizer: str
     """Planned, as `--optimizer` names it; empty where nothing was said."""
+    steps: HostSteps
+    """Steps parameters whose state is on the host."""
 
     @property
     def trainable(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from shardwright.ir import ShardwrightError
 from shardwright.runtime.compat import dtensor_like
 from shardwright.runtime.program import Program, Saved
+from shardwright.runtime.stepped_gradient import SteppedGradient
 
 __all__ = ["run_step"]
 
@@ -112,18 +113,25 @@ class _Step(torch.autograd.Function):
             return (None, *(None for _ in kept.parameters))
         with torch.autocast(tangent.device.type, enabled=False):
             gradients = kept.program.backward(kept.take(), tangent)
-        return (None, *_as_gradients(gradients, kept.parameters))
+        return (None, *_as_gradients(gradients, kept.parameters, kept.program))
 
 
 def _device_type(call: _Call) -> str:
     return next((tensor.device.type for tensor in (*call.state.values(), *call.others.values())), "cpu")
 
 
-def _as_gradients(gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients the user may write to: each dense and in memory of its own, a DTensor where the parameter is one."""
+def _as_gradients(gradients: Sequence[Tensor], parameters: Sequence[Tensor], program: Program) -> list[Tensor | None]:
+    """Gradients the user may write to: each dense and in memory of its own, a DTensor where the parameter is one.
+
+    A parameter that the program has stepped gets none; what stands in its `.grad` says so to whoever reads it.
+    """
     seen: set[tuple[int, int]] = set()
-    result: list[Tensor] = []
-    for gradient, parameter in zip(gradients, parameters, strict=True):
+    result: list[Tensor | None] = []
+    for name, gradient, parameter in zip(program.parameters, gradients, parameters, strict=True):
+        if name in program.stepped:
+            parameter.grad = SteppedGradient.of(parameter, name)
+            result.append(None)
+            continue
         where = (gradient.untyped_storage().data_ptr(), int(gradient.storage_offset()))
         own = gradient.clone() if where in seen else gradient.contiguous()
         seen.add(where)

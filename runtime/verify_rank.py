@@ -3,11 +3,12 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shardwright.ir import Gather, Graph, Plan
+from shardwright.ir import Clip, Gather, Graph, Plan
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.passes.pipeline import rank_graph
 from shardwright.runtime.apply import apply_captured
@@ -19,6 +20,7 @@ from shardwright.runtime.engines import Room, engines
 from shardwright.runtime.faults import Fault
 from shardwright.runtime.optimizer import optimizer
 from shardwright.runtime.parameters import whole
+from shardwright.runtime.plain_masters import PlainMasters
 from shardwright.runtime.program import Program
 from shardwright.runtime.ranks import group_names
 from shardwright.runtime.real_values import real_example
@@ -90,6 +92,11 @@ class _Checker:
         if session is None:
             raise RuntimeError("a module that was planned a moment ago has no session")
         self.session = session
+        self.training = session.installed
+        """What trains; gradients are compared under a program that does not step parameters itself."""
+        if self.training.program.stepped:
+            graph = rank_graph(self.captured.graph, replace(plan.decisions, clip=Clip.UNKNOWN))
+            session.installed = replace(self.training, program=self._program(graph), rank_graph=graph)
         self._expected: tuple[Tensor, dict[str, Tensor]] | None = None
         """Of the plain step that every fault is compared with."""
 
@@ -187,7 +194,7 @@ class _Checker:
         decisions = self.plan.decisions
         if not decisions.fates and Gather.KEEP not in decisions.gathers.values():
             return None
-        kept = replace(decisions, fates={}, gathers={})
+        kept = replace(decisions, fates={}, gathers={}, clip=Clip.UNKNOWN)
         planned = self.session.installed
         graph = rank_graph(self.captured.graph, kept)
         self.session.installed = replace(planned, program=self._program(graph), rank_graph=graph)
@@ -220,9 +227,10 @@ class _Checker:
         """The optimizer on the same gradients gives the same parameters; then the losses of two more steps agree."""
         spec = optimizer_spec(self.plan.identity.optimizer)
         kind = getattr(torch.optim, spec.torch_name)
-        options: dict[str, object] = {**dict(spec.options), "lr": LEARNING_RATE}
+        options: dict[str, Any] = {**dict(spec.options), "lr": LEARNING_RATE}
         ours = optimizer(self.module, kind, None, **options)
-        theirs = kind(self.plain.parameters(), **options)
+        parameters = self.plain.parameters()
+        theirs = PlainMasters(parameters, kind, options) if spec.has_master else kind(parameters, **options)
         failures: list[str] = []
         for step in (2, 3):
             self.module.zero_grad()
@@ -235,10 +243,16 @@ class _Checker:
         return failures
 
     def _step(
-        self, ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer, gradients: Mapping[str, Tensor]
+        self,
+        ours: torch.optim.Optimizer,
+        theirs: torch.optim.Optimizer | PlainMasters,
+        gradients: Mapping[str, Tensor],
     ) -> list[str]:
-        self._planned()
+        comparing, self.session.installed = self.session.installed, self.training
+        loss = _loss(self.module(*self.args, **self.kwargs), self.captured.loss)
+        loss.backward()  # type: ignore[no-untyped-call]
         ours.step()
+        self.session.installed = comparing
         for name, parameter in self.plain.named_parameters():
             parameter.grad = gradients[name].to(parameter.dtype) if name in gradients else None
         theirs.step()

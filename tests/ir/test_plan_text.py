@@ -12,6 +12,7 @@ from shardwright.ir import (
     Baseline,
     Budget,
     Certificate,
+    Clip,
     Decisions,
     Fate,
     Gather,
@@ -102,6 +103,17 @@ def _plan(graph: Graph) -> Plan:
 def test_a_plan_reads_as_designed(deep: Graph) -> None:
     text = re.sub(r"sha256:\w+", "sha256:9f1c", print_plan(_plan(deep), deep))
     assert re.sub(r" {2,}", "  ", text) == GOLDEN
+
+
+def test_what_is_declared_about_gradients_stands_with_the_identity(deep: Graph) -> None:
+    """Nothing where nothing is declared; read back; anything else is an error with its place."""
+    plan = _plan(deep)
+    declared = dataclasses.replace(plan, decisions=dataclasses.replace(plan.decisions, clip=Clip.NONE))
+    text = print_plan(declared, deep)
+    assert "accumulate 1, clip none\n" in text
+    assert parse_plan(text, deep) == declared
+    with pytest.raises(TextError, match="expected one of unknown, none, found 'norm'"):
+        parse_plan(text.replace("clip none", "clip norm"), deep)
 
 
 GOLDEN = """\

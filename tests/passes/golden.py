@@ -9,6 +9,7 @@ The first lines say what to run and where:
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shardwright.ir import Graph, Mesh
 from shardwright.ir.parse import parse_graph
@@ -61,7 +62,8 @@ def read_case(path: Path) -> Case:
     if header is None:
         raise ValueError(f"{path} does not start with '# pass: name{{option=1}}' and '# mesh: axis=2'")
     name, options, axes = header.groups()
-    step = _PASSES[name](**{key: int(value) for key, value in _pairs(options or "")})
+    given: dict[str, Any] = {key: int(value) for key, value in _pairs(options or "")}
+    step = _PASSES[name](**given)
     mesh = Mesh(*map(tuple, zip(*((axis, int(size)) for axis, size in _pairs(axes)), strict=True)))
     before = parse_graph(text)
     return Case(path, step, mesh, text, expected, before, step.run(before))

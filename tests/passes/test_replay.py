@@ -13,6 +13,7 @@ from shardwright.ir import Graph, GraphError, InputKind, Mesh, Node, Phase, Sche
 from shardwright.ir.cluster import Cluster, Device, Host, Link
 from shardwright.ir.ops import aliased_operand
 from shardwright.ir.parse import parse_graph
+from shardwright.passes.host_steps import HostSteps
 from shardwright.passes.lifetimes import lifetimes
 from shardwright.passes.optimizers import StepKind, optimizer_spec
 from shardwright.passes.pipeline import scheduled
@@ -53,8 +54,14 @@ class Flat:
         return state_bytes / 1000 * (10 if on_host else 1)
 
 
-def run(graph: Graph, overlap: float = 1.0, tiers: Mapping[str, Tier] | None = None, name: str = "adamw") -> Replay:
-    return replay(graph, MESH, Flat(), cluster(overlap), optimizer_spec(name), tiers or {})
+def run(
+    graph: Graph,
+    overlap: float = 1.0,
+    tiers: Mapping[str, Tier] | None = None,
+    name: str = "adamw",
+    machines: Cluster | None = None,
+) -> Replay:
+    return replay(graph, MESH, Flat(), machines or cluster(overlap), optimizer_spec(name), tiers or {})
 
 
 OVERLAPPED = """
@@ -279,10 +286,12 @@ def brute_force_bytes(graph: Graph, block: int) -> tuple[list[int], list[int], l
     device, host, disk = [], [], []
     for moment in range(end):
         owners = {owner(name) for name, (begin, last) in spans.items() if begin <= moment <= last}
-        copies = {name for name in owners if name in makers and makers[name].op == "tier.offload"}
+        copies = {name for name in owners if name in makers and makers[name].op in ("tier.offload", "tier.step")}
         on_disk = {name for name in copies if makers[name].args[1] == "disk"}
+        # A step holds the parameter's value beside its gradient.
+        staged = [name for name in copies if makers[name].op == "tier.step"]
         device.append(sum(-(-graph.types[name].num_bytes // block) * block for name in owners - copies))
-        host.append(sum(graph.types[name].num_bytes for name in copies - on_disk))
+        host.append(sum(graph.types[name].num_bytes for name in (*(copies - on_disk), *staged)))
         disk.append(4096 * len(on_disk))
     return device, host, disk
 
@@ -306,6 +315,23 @@ def test_memory_is_that_of_brute_force(layers: list[Layer], moved: bool) -> None
     assert list(found.footprint.host_curve_bytes[:-1]) == [buffers + copies for copies in host]
     assert list(found.footprint.disk_curve_bytes[:-1]) == disk
     assert found.peak_bytes == max(found.curve_bytes)
+
+
+@settings(max_examples=40, deadline=None)
+@over(LAYERS, st.sets(st.integers(0, 4)), st.sampled_from([0, 300, 10**6]), st.sampled_from([0, 300, 10**6]))
+def test_memory_with_steps_in_backward_is_that_of_brute_force(
+    layers: list[Layer], stepped: set[int], bucket_bytes: int, window_bytes: int
+) -> None:
+    tiers = {f"layers.{index}.w": Tier.HOST for index in stepped if index < len(layers)}
+    schedule = Schedule(bucket_bytes, gather_bytes=300, reduce_bytes=window_bytes)
+    graph = HostSteps(tiers, window_bytes).run(scheduled(layer_graph(layers), schedule, frozenset(tiers)))
+    device, host, disk = brute_force_bytes(graph, BLOCK)
+    buffers = 3 * 4096 if any(disk) else 0
+    found = run(graph, name="sgd", tiers=tiers)
+    assert list(found.curve_bytes[:-1]) == device
+    assert list(found.footprint.host_curve_bytes[:-1]) == [buffers + copies for copies in host]
+    lost = found.exposed_communication_seconds + found.exposed_copy_seconds + found.exposed_host_seconds
+    assert found.step_seconds == pytest.approx(found.compute_seconds + lost + found.optimizer_seconds)
 
 
 @settings(max_examples=40, deadline=None)

@@ -25,11 +25,12 @@ from shardwright.runtime.lockstep import run_lockstep
 LAYERS = st.lists(
     st.builds(Layer, st.sampled_from(sorted(WAYS)), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=6
 )
+APART = st.sampled_from([frozenset[str](), frozenset({"layers.0.w"}), frozenset({"layers.1.w", "layers.2.w"})])
 PASSES: st.SearchStrategy[Pass] = st.one_of(
     st.just(EarlyStarts()),
-    st.builds(Bucket, st.sampled_from([0, 300, 600, 10**6])),
+    st.builds(Bucket, st.sampled_from([0, 300, 600, 10**6]), APART),
     st.just(InPlace()),
-    st.builds(LateWaits, st.sampled_from([0, 256, 600, 10**6])),
+    st.builds(LateWaits, st.sampled_from([0, 256, 600, 10**6]), APART),
     st.builds(
         Prefetch,
         st.sampled_from([0, 256, 700, 10**6]),

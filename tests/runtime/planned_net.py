@@ -12,6 +12,7 @@ from shardwright.ir import Decisions, Graph, Layout, Mesh, Shard, Tier
 from shardwright.passes.lower import lower
 from shardwright.runtime.capture import capture
 from shardwright.runtime.captured import Captured
+from shardwright.runtime.engines import Room
 from shardwright.runtime.module import install
 
 __all__ = ["BATCH", "Net", "Planned", "batch", "built", "copied_state", "plain_steps", "planned", "planned_net"]
@@ -45,9 +46,9 @@ class Net(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def built(seed: int = 0) -> Net:
+def built(seed: int = 0, dtype: torch.dtype = torch.float32) -> Net:
     torch.manual_seed(seed)
-    return Net()
+    return Net().to(dtype)
 
 
 def batch(seed: int = 0, size: int = BATCH) -> dict[str, Tensor]:
@@ -62,9 +63,11 @@ Planned = tuple[Captured, Graph, Decisions]
 
 
 @cache
-def planned(num_ranks: int, on_host: bool = False, with_logits: bool = True) -> Planned:
+def planned(
+    num_ranks: int, on_host: bool = False, with_logits: bool = True, dtype: torch.dtype = torch.float32
+) -> Planned:
     """Made in the test's own process: ranks then need not load what traces."""
-    captured = capture(built(), (), batch())
+    captured = capture(built(dtype=dtype), (), batch())
     if not with_logits:
         captured = replace(captured, graph=replace(captured.graph, outputs={}))
     mesh = Mesh(("dp",), (num_ranks,))
@@ -76,7 +79,7 @@ def planned(num_ranks: int, on_host: bool = False, with_logits: bool = True) -> 
 
 def planned_net(plan: Planned, net: Net | None = None, **options: Any) -> Net:
     net = net or built()
-    install(net, *plan, **options)
+    install(net, *plan, **{"room": Room(2**20), **options})
     return net
 
 

@@ -77,3 +77,18 @@ def test_close_frees_what_is_not_in_use() -> None:
     pool.reserve([50])
     pool.close()
     assert pool.held_bytes == kept.num_bytes == 40
+
+
+def test_adopted_memory_counts_until_it_dies_and_stays_within_the_budget() -> None:
+    pool = HostPool(1000)
+    state = torch.zeros(200)
+    pool.adopt(state)
+    pool.adopt(state.view(2, 100))
+    assert pool.used_bytes == pool.held_bytes == 800 and pool.owns(state)
+    with pytest.raises(PlanError, match="within 1000 bytes, found 400 more"):
+        pool.adopt(torch.zeros(100))
+    with pytest.raises(PlanError, match="within 1000 bytes"):
+        pool.acquire(300)
+    del state
+    assert pool.used_bytes == 0 and pool.peak_bytes == 800
+    pool.release(pool.acquire(300))

@@ -10,6 +10,7 @@ from torch import nn
 
 from shardwright.ir import TargetError
 from shardwright.runtime.capture import capture
+from shardwright.runtime.real_values import real_example
 from shardwright.runtime.target import load_target
 
 LLAMA = Path(__file__).parents[2] / "examples" / "configs" / "llama-8b.json"
@@ -129,6 +130,16 @@ def test_a_configuration_becomes_a_model_on_meta_that_can_be_captured(tmp_path: 
     assert captured.dtype == torch.bfloat16 and captured.graph.types["input_ids"].shape == (4, 16)
     rotary = captured.graph.types["model.rotary_emb.inv_freq"]
     assert rotary.dtype == "f32", "what the model keeps in float32 stays so"
+
+
+def test_values_for_a_bfloat16_configuration_leave_float32_buffers_alone(tmp_path: Path) -> None:
+    """Rotary frequencies stay float32, as in the capture that a plan is for."""
+    target = load_target(small(tmp_path), batch=4, seq=16)
+    module, _, _ = real_example(target, seed=0)
+    assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+    kinds = {name: buffer.dtype for name, buffer in target.module.named_buffers()}
+    assert torch.float32 in kinds.values()
+    assert {name: buffer.dtype for name, buffer in module.named_buffers()} == kinds
 
 
 def test_dtype_overrides_the_configuration(tmp_path: Path) -> None:
