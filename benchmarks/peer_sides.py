@@ -18,8 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from shardwright.ir import StoredPlan
+from shardwright.ir import StoredPlan, Tier
 from shardwright.runtime.apply import apply
+from shardwright.runtime.optimizer import optimizer as tiered
 from shardwright.runtime.tracker import held_tensors
 
 __all__ = ["DDP", "FSDP", "FSDP_AC", "PEERS", "TP", "Side", "make_peer", "make_planned"]
@@ -38,6 +39,8 @@ class Side:
     """Whether a rank is given its part of the batch, by which its loss is that of the part."""
     buckets: list[Tensor] = field(default_factory=list)
     """Gradients of DDP: views of its buckets, which it holds between steps."""
+    on_host: frozenset[str] = frozenset()
+    """Parameters whose optimizer state a plan keeps on the host."""
 
     def part(self, batch: Batch) -> Batch:
         """What this rank passes to forward."""
@@ -57,9 +60,13 @@ class Side:
         return loss.detach()
 
     def held(self) -> Iterator[Tensor]:
-        """What is in memory between two steps."""
-        yield from held_tensors(self.module, self.optimizer)
+        """What is on the device between two steps."""
+        yield from held_tensors(self.module)
         yield from self.buckets
+        away = {parameter for name, parameter in self.module.named_parameters() if name in self.on_host}
+        for parameter, state in self.optimizer.state.items():
+            if parameter not in away:
+                yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 Maker: TypeAlias = Callable[[PeerModel, nn.Module], nn.Module]
@@ -106,7 +113,9 @@ def make_planned(name: str, model: PeerModel, seed: int, plan: StoredPlan, batch
     """The same model under a plan; collective."""
     torch.manual_seed(seed)
     module = apply(model.build().train(), plan, (), dict(batch))
-    return Side(name, module, _adamw(module), takes_part=False)
+    on_host = frozenset(name for name, tier in plan.plan.decisions.tiers.items() if tier is Tier.HOST)
+    optimizer = tiered(module, torch.optim.AdamW, lr=LEARNING_RATE) if on_host else _adamw(module)
+    return Side(name, module, optimizer, takes_part=False, on_host=on_host)
 
 
 def _adamw(module: nn.Module) -> torch.optim.Optimizer:
