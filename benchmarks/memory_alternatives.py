@@ -34,7 +34,7 @@ ALPHAS: Final = (1.0, 0.5, 0.3, 0.15)
 TORCH_BUDGETS: Final = tuple(n / 10 for n in range(10, -1, -1))
 SHARDING_SECONDS: Final = 30.0
 """Per mesh, to choose layouts alone."""
-HOLDS_LEAST: Final = Schedule(0, 0, 0, 0, 0, 0)
+HOLDS_LEAST: Final = Schedule(0, 0, 0, 0, 0)
 GB: Final = 1e9
 
 
