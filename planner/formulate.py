@@ -201,6 +201,7 @@ class _Writer:
         static: Terms = {}
         self.host_terms: Terms = {}
         self.host_seconds: Terms = {}
+        self.staging = self.model.variable(math.inf)
         for unit in self.space.units:
             if unit.kind is None:
                 continue
@@ -249,9 +250,18 @@ class _Writer:
         add_terms(self.host_terms, {share: state_bytes * copies / GB})
         add_terms(self.step_cost, {share: -on_device * copies})
         add_terms(self.host_seconds, {share: steps.host_seconds(local).total * copies})
+        self._stage(share, local)
         if self.machine.clip is Clip.NONE:
             self.result.sent_gradients.setdefault(unit.values[0], {})[share] = local.num_bytes / GB
         return {share: 1.0}
+
+    def _stage(self, share: int, local: TensorType) -> None:
+        """A parameter with state on the host passes through there: one after the other, so the largest counts."""
+        is_any = self.model.variable(1, integer=True)
+        self.model.row({share: 1.0, is_any: -1.0}, upper=0.0)
+        temporaries = self.machine.optimizer.host_temporary_bytes(local.num_elements, DTYPE_BYTES[local.dtype])
+        staged_bytes = 2 * local.num_bytes + temporaries
+        self.model.row({self.staging: 1.0, is_any: -staged_bytes / self.result.unit_bytes}, 0.0)
 
     def _copies(self) -> None:
         """Copies of activations hide behind compute of their phase, those of each tier by themselves: the host has a
@@ -279,8 +289,9 @@ class _Writer:
         return seconds
 
     def _capacities(self) -> None:
-        """What lies on the host, buffers of the disk included where something is spilled, and what lies on disk."""
-        on_host, on_disk = add_terms({}, self.host_terms), Terms()
+        """What lies on the host, buffers of the disk included where something is spilled, while activations do and when
+        the optimizer steps; and what lies on disk."""
+        on_host, on_disk, at_step = add_terms({}, self.host_terms), Terms(), add_terms({}, self.host_terms)
         spilled: list[FateChoice] = []
         for fate in self.fates.values():
             add_terms(on_host, fate.bytes_terms(State.OFFLOAD), fate.multiplicity)
@@ -291,8 +302,13 @@ class _Writer:
             uses_disk = self.model.variable(1, integer=True)
             for fate in spilled:
                 self.model.row({fate.counts[State.SPILL]: 1.0, uses_disk: -float(fate.multiplicity)}, upper=0.0)
-            add_terms(on_host, {uses_disk: buffer_bytes(size for fate in spilled for size in fate.class_bytes) / GB})
-        units = GB / self.result.unit_bytes
-        for terms, limit in ((on_host, self.machine.host_bytes), (on_disk, self.machine.disk_bytes)):
+            buffers = {uses_disk: buffer_bytes(size for fate in spilled for size in fate.class_bytes) / GB}
+            add_terms(on_host, buffers)
+            add_terms(at_step, buffers)
+        if self.host_terms:
+            add_terms(at_step, {self.staging: self.result.unit_bytes / GB})
+        host_bytes, disk_bytes = self.machine.host_bytes, self.machine.disk_bytes
+        for terms, limit in ((on_host, host_bytes), (at_step, host_bytes), (on_disk, disk_bytes)):
             if terms:
+                units = GB / self.result.unit_bytes
                 self.model.row(add_terms({}, terms, units), upper=limit / self.result.unit_bytes)

@@ -78,3 +78,11 @@ def test_planning_again_at_the_smallest_budget_succeeds_with_any_host(host: int)
     found = plan(module, args, cluster=fast_host(), budget=smallest, host=host).plan
     assert found.prediction.device_bytes <= smallest
     assert found.prediction.host_bytes <= host
+
+
+@pytest.mark.timeout(120)
+def test_a_larger_host_needs_a_smaller_device() -> None:
+    """From the first bytes on: what passes through the host while the optimizer steps is counted in."""
+    sizes = [refusal(1000, host).smallest_bytes for host in (0, 20_000, 60_000, 100_000, 200_000)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
