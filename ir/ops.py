@@ -30,6 +30,7 @@ from shardwright.ir.graph import Node
 
 __all__ = [
     "COLLECTIVES",
+    "ELEMENTWISE_OPS",
     "RANDOM_OPS",
     "SHAPE_ARGUMENT",
     "VIEW_OPS",
@@ -61,6 +62,26 @@ RANDOM_OPS: Final = frozenset(
     )
 )  # fmt: skip
 """Results depend on a generator."""
+
+ELEMENTWISE_OPS: Final = frozenset(
+    f"aten.{name}"
+    for name in (
+        "abs.default", "add.Tensor", "add.Scalar", "bitwise_and.Tensor", "bitwise_not.default", "bitwise_or.Tensor",
+        "clamp.default", "clamp_max.default", "clamp_min.default", "cos.default", "div.Scalar", "div.Tensor",
+        "elu.default", "eq.Scalar", "eq.Tensor", "erf.default", "exp.default", "expm1.default", "floor.default",
+        "ge.Scalar", "ge.Tensor", "gelu.default", "gelu_backward.default", "gt.Scalar", "gt.Tensor",
+        "hardtanh.default", "isinf.default", "isnan.default", "le.Scalar", "le.Tensor", "leaky_relu.default",
+        "log.default", "log1p.default", "logical_and.default", "logical_not.default", "logical_or.default",
+        "lt.Scalar", "lt.Tensor", "maximum.default", "minimum.default", "mul.Scalar", "mul.Tensor", "ne.Scalar",
+        "ne.Tensor", "neg.default", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "reciprocal.default", "relu.default",
+        "round.default", "rsqrt.default", "rsub.Scalar", "sigmoid.default", "sigmoid_backward.default",
+        "sign.default", "silu.default", "silu_backward.default", "sin.default", "softplus.default", "sqrt.default",
+        "sub.Scalar", "sub.Tensor", "tanh.default", "tanh_backward.default", "threshold_backward.default",
+        "where.self",
+    )
+)  # fmt: skip
+"""Each element of the result is one of each operand, broadcast: torch orders the result's dims in memory as the
+operands' are."""
 
 SHAPE_ARGUMENT: Final[dict[str, int]] = {
     "aten.view.default": 1, "aten._unsafe_view.default": 1, "aten.reshape.default": 1, "aten.expand.default": 1,

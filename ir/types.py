@@ -58,6 +58,18 @@ class TensorType:
         """Bytes of a dense storage of this type; an expanded view has fewer, which its root knows."""
         return self.num_elements * DTYPE_BYTES[self.dtype]
 
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes from its first to its last element: what an operator allocates for such a result.
+
+        >>> TensorType("f32", (2, 3), (4, 1)).storage_bytes, TensorType("f32", (2, 3), (0, 1)).storage_bytes
+        (28, 12)
+        """
+        if self.strides is None or not self.num_elements:
+            return self.num_bytes
+        steps = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (1 + steps) * DTYPE_BYTES[self.dtype]
+
     def __str__(self) -> str:
         shape = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
         return shape if self.strides is None else f"{shape}{{{', '.join(map(str, self.strides))}}}"

@@ -17,7 +17,7 @@ from shardwright.passes.lifetimes import first_backward, storage_roots
 __all__ = ["EarlyStarts", "REDUCTIONS"]
 
 REDUCTIONS = frozenset({"mesh.all_reduce", "mesh.all_reduce_", "mesh.reduce_scatter"})
-_FEEDERS = frozenset({"mesh.stack", "mesh.pack"})
+_FEEDERS = frozenset({"mesh.stack", "mesh.pack", "aten.contiguous.default"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from shardwright.passes.lifetimes import first_backward, storage_roots
 __all__ = ["LateWaits"]
 
 _WAITS = frozenset({"mesh.wait", "tier.wait"})
-_COPIES = frozenset({"aten.cat.default", "aten.clone.default", "aten._to_copy.default"})
+_COPIES = frozenset({"aten.cat.default", "aten.clone.default", "aten.contiguous.default", "aten._to_copy.default"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def _held(graph: Graph) -> dict[str, int]:
 
 
 def _storage(graph: Graph, name: str, birth: int, death: int, tier: Tier | None, block_bytes: int) -> Storage:
-    exact = graph.types[name].num_bytes
+    exact = graph.types[name].storage_bytes
     if tier is Tier.DISK:
         return Storage(name, slot_bytes(exact), birth, death, tier)
     return Storage(name, exact if tier else rounded(exact, block_bytes), birth, death, tier or Tier.DEVICE)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from shardwright.ir import Arg, Layout, Mesh, Node, Partial, TensorType, local_shape
-from shardwright.ir.ops import SHAPE_ARGUMENT
-from shardwright.passes.strides import dense_like, strides_of, view_strides
+from shardwright.ir.ops import ELEMENTWISE_OPS, SHAPE_ARGUMENT
+from shardwright.passes.strides import dense_like, elementwise_strides, strides_of, view_strides
 
 __all__ = ["localize"]
 
@@ -37,6 +37,14 @@ _STRIDES: Final[Mapping[str, int]] = {
     "aten.new_empty_strided.default": 2, "aten.empty_strided.default": 1, "aten._reshape_alias.default": 2,
 }  # fmt: skip
 """Position of the argument that equals the strides of the result."""
+
+_FIRST_LIKE_FIRST: Final = frozenset(("aten._scaled_dot_product_flash_attention_for_cpu.default",))
+"""The first of several results is laid out as the first operand."""
+
+_ROW_MAJOR: Final = frozenset(("aten.native_layer_norm_backward.default",))
+"""Row-major whatever the operands are; torch's shape functions have it otherwise."""
+_CONVOLUTIONS: Final = frozenset(("aten.convolution.default", "aten.convolution_backward.default"))
+"""Channels last where an operand is; row-major else."""
 
 _BIASED: Final = frozenset(("aten.addmm.default", "aten.baddbmm.default"))
 _FLATTENING: Final = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "reshape", "_reshape_alias"))
@@ -98,8 +106,16 @@ def _flattened(node: Node, source: TensorType, result: TensorType) -> tuple[Node
 
 
 def _following(node: Node, operands: tuple[TensorType, ...], plain: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    """Fresh results. A result laid out unlike row-major got that from an operand: where the operand of its shape
-    has come row-major from a redistribution, the result is row-major too."""
+    """Fresh results, dense. Where their dims lie in memory, an operand says: it may come row-major from a
+    redistribution where the whole one was not, so what the whole result looks like is not enough."""
+    if node.op in ELEMENTWISE_OPS and operands:
+        strides = elementwise_strides(operands, plain[0].shape)
+        return (TensorType.of(plain[0].dtype, plain[0].shape, strides),)
+    if node.op in _FIRST_LIKE_FIRST:
+        strides = elementwise_strides(operands[:1], plain[0].shape)
+        return (TensorType.of(plain[0].dtype, plain[0].shape, strides), *plain[1:])
+    if node.op in _ROW_MAJOR or (node.op in _CONVOLUTIONS and all(t.strides is None for t in operands)):
+        return tuple(TensorType(t.dtype, t.shape) for t in plain)
     alike = [t for t in operands if plain and t.shape == plain[0].shape]
     if len(plain) != 1 or plain[0].strides is None or not alike or 0 in plain[0].strides:
         return plain

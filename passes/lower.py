@@ -155,7 +155,7 @@ class _Lowering:
         return current
 
     def _emit(self, prefix: str, op: str, args: tuple[Arg, ...], result: TensorType) -> str:
-        name = f"{prefix}/{op.removeprefix('mesh.')}"
+        name = f"{prefix}/{op.removeprefix('mesh.').removeprefix('aten.').removesuffix('.default')}"
         module, source = (self._origin.module, self._origin.source) if self._origin else ("", "")
         self.nodes.append(Node(op, args, (), (name,), self.phase, module, source))
         self.types[name] = result

@@ -18,7 +18,7 @@ from shardwright.passes.lifetimes import first_backward
 
 __all__ = ["Prefetch", "block_gather_bytes"]
 
-_COPIES = frozenset({"aten.clone.default", "aten._to_copy.default"})
+_COPIES = frozenset({"aten.clone.default", "aten.contiguous.default", "aten._to_copy.default"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,9 +184,18 @@ class _StepWriter:
     def collective(
         self, kind: str, name: str, local: TensorType, growth: tuple[int, int], *extra: str
     ) -> tuple[str, TensorType]:
+        if kind != "all_reduce":  # which makes its fresh result row-major by itself
+            name, local = self.dense(name, local)
         result = TensorType(local.dtype, local.shape if growth == (1, 1) else _scaled(local.shape, (0, *growth)))
         started = self.emit(f"mesh.{kind}", (Ref(name), self.axis, *extra), result)
         return self.emit("mesh.wait", (Ref(started), Ref(name)), result), result
+
+    def dense(self, name: str, local: TensorType) -> tuple[str, TensorType]:
+        """Collectives read memory in order; what does not lie so is copied first, where all can see it."""
+        if local.strides is None:
+            return name, local
+        result = TensorType(local.dtype, local.shape)
+        return self.emit("aten.contiguous.default", (Ref(name),), result), result
 
     def own(self, name: str, local: TensorType, target: Placement) -> tuple[str, TensorType]:
         dim, outer = self._cut(target)

@@ -3,9 +3,11 @@
 All strides are in elements. A tensor is `(shape, strides)`; TensorType keeps None where strides are row-major.
 """
 
+from collections.abc import Iterable, Sequence
+
 from shardwright.ir import TensorType, contiguous_strides
 
-__all__ = ["dense_like", "strides_of", "view_strides"]
+__all__ = ["dense_like", "elementwise_strides", "strides_of", "view_strides"]
 
 
 def strides_of(type_: TensorType) -> tuple[int, ...]:
@@ -32,6 +34,56 @@ def dense_like(whole: TensorType, shape: tuple[int, ...]) -> TensorType:
         strides[dim] = step
         step *= max(shape[dim], 1)
     return TensorType.of(whole.dtype, shape, tuple(strides))
+
+
+def elementwise_strides(operands: Sequence[TensorType], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of an elementwise result of `shape`: dense, dims in the order of the operands', the first deciding.
+
+    As torch's TensorIterator has it. An expanded dim decides nothing; where no operand does, dims keep their order.
+
+    >>> elementwise_strides([TensorType("f32", (4, 6), (1, 4))], (4, 6))
+    (1, 4)
+    >>> elementwise_strides([TensorType("f32", (4, 6), (24, 2)), TensorType("f32", (6,))], (4, 6))
+    (6, 1)
+    """
+    given = [_expanded_strides(operand, shape) for operand in operands]
+    inner_first = list(reversed(range(len(shape))))
+    for end in range(1, len(inner_first)):
+        at = end
+        for before in reversed(range(end)):
+            order = _compare(inner_first[before], inner_first[at], given, shape)
+            if order < 0:
+                break
+            if order > 0:
+                inner_first[before], inner_first[at] = inner_first[at], inner_first[before]
+                at = before
+    return _packed(shape, inner_first)
+
+
+def _expanded_strides(operand: TensorType, shape: tuple[int, ...]) -> tuple[int, ...]:
+    fresh = len(shape) - len(operand.shape)
+    pairs = zip(operand.shape, shape[fresh:], strides_of(operand), strict=True)
+    return (0,) * fresh + tuple(0 if own == 1 and size != 1 else stride for own, size, stride in pairs)
+
+
+def _compare(one: int, other: int, given: Iterable[tuple[int, ...]], shape: tuple[int, ...]) -> int:
+    """Negative where dim `one` is inside of dim `other`, positive where outside, 0 where nothing tells."""
+    for strides in given:
+        if strides[one] == 0 or strides[other] == 0:
+            continue
+        if strides[one] != strides[other]:
+            return strides[one] - strides[other]
+        if shape[one] > shape[other]:
+            return 1
+    return 0
+
+
+def _packed(shape: tuple[int, ...], inner_first: Iterable[int]) -> tuple[int, ...]:
+    strides, step = [0] * len(shape), 1
+    for dim in inner_first:
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
 
 
 def view_strides(source: TensorType, shape: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -1,9 +1,8 @@
 """What copies to host and disk a step of a rank graph holds, so that there is room before the first step. In bytes."""
 
-from shardwright.ir import DTYPE_BYTES, Graph, TensorType, Tier
+from shardwright.ir import Graph, Tier
 from shardwright.passes.copies import copied_to, slot_bytes
 from shardwright.passes.host_steps import stepped_in_backward
-from shardwright.runtime.copies import extent
 
 __all__ = ["disk_copy_sizes", "host_buffer_sizes"]
 
@@ -38,7 +37,7 @@ def _copies(graph: Graph, tier: Tier) -> list[tuple[int, Span]]:
     for node in copied_to(graph, tier):
         start = positions[node.name]
         span = (start, max(start, _last_read(graph, node.name)))
-        found.append((_type_bytes(graph.types[node.operands[0]]), span))
+        found.append((graph.types[node.operands[0]].storage_bytes, span))
     return found
 
 
@@ -54,9 +53,3 @@ def _last_read(graph: Graph, host: str) -> int:
 
 def _most_at_once(spans: list[Span]) -> int:
     return max(sum(start <= at <= end for start, end in spans) for at, _ in spans)
-
-
-def _type_bytes(kind: TensorType) -> int:
-    if kind.strides is None:
-        return kind.num_bytes
-    return extent(kind.shape, kind.strides) * DTYPE_BYTES[kind.dtype]

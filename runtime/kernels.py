@@ -84,7 +84,13 @@ def pack(tensors: list[Tensor]) -> Tensor:
     >>> pack([torch.tensor([[1, 2]]), torch.tensor(3)])
     tensor([1, 2, 3])
     """
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return torch.cat([tensor.view(-1) for tensor in tensors])
+    # Piece by piece: flattening all first would hold a copy of each that does not lie in order.
+    buffer = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
+    for piece, tensor in zip(unpack(buffer, [list(tensor.shape) for tensor in tensors]), tensors, strict=True):
+        piece.copy_(tensor)
+    return buffer
 
 
 def unpack(buffer: Tensor, shapes: list[list[int]]) -> list[Tensor]:
@@ -128,5 +134,5 @@ def wait(h: Tensor, x: Tensor) -> Tensor:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Collectives read memory in order; a scalar counts as one row."""
+    """Collectives read memory in order (the rewriter sees to it); a scalar counts as one row."""
     return x.contiguous() if x.dim() else x.view(1)

@@ -23,6 +23,8 @@ _OWN_INVERSE = frozenset({"aten.t.default"})
 _COPIES_CONSTANT = "aten.lift_fresh_copy.default"
 _COPY = "aten.clone.default"
 """What dropout of nothing leaves behind, among others."""
+_WRITTEN = "aten.copy.default"
+"""Its second operand in the place of the first: what an assignment to a slice leaves behind."""
 
 
 def simplified(graph: Graph) -> Graph:
@@ -49,8 +51,8 @@ def _without_no_ops(graph: Graph) -> Graph:
 def _needed_copies(graph: Graph) -> frozenset[str]:
     """Copies that are not just the same value again: what is handed back, and of what the caller holds."""
     roots, given = _roots(graph), {i.name for i in graph.inputs}
-    copies = [node for node in graph.nodes if node.op == _COPY]
-    return frozenset(n.name for n in copies if n.name in graph.returned or roots[n.operands[0]] in given)
+    copies = [node for node in graph.nodes if node.op in (_COPY, _WRITTEN)]
+    return frozenset(n.name for n in copies if n.name in graph.returned or roots[n.operands[-1]] in given)
 
 
 def _equal_operand(node: Node, producers: Mapping[str, Node], types: Mapping[str, TensorType]) -> str | None:
@@ -62,10 +64,17 @@ def _equal_operand(node: Node, producers: Mapping[str, Node], types: Mapping[str
         return operand
     if node.op in _OWN_INVERSE and operand in producers and producers[operand].op == node.op:
         return producers[operand].operands[0]
+    if node.op == _WRITTEN and len(node.args) == 2 and _same_kind(types[node.name], types[node.operands[-1]]):
+        return node.operands[-1]
     same_type = types[node.name] == types[operand]
     if same_type and (node.op == _COPY or (node.op == "aten.pow.Tensor_Scalar" and node.args[1] == 1)):
         return operand
     return operand if node.op in _SAME_IF_TYPE and same_type else None
+
+
+def _same_kind(one: TensorType, other: TensorType) -> bool:
+    """Wherever their elements lie."""
+    return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
 def _with_returned(graph: Graph, same: Mapping[str, str]) -> Graph:
