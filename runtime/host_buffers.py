@@ -19,7 +19,7 @@ def host_buffer_sizes(graph: Graph) -> tuple[int, ...]:
     for parameter, step in stepped_in_backward(graph).items():
         ends = (positions[step.name], positions[graph.gradients[parameter]])
         for staged in step.operands:  # gradient and value
-            spans.setdefault(_type_bytes(graph.types[staged]), []).append(ends)
+            spans.setdefault(graph.types[staged].storage_bytes, []).append(ends)
     return tuple(size for size, found in sorted(spans.items()) for _ in range(_most_at_once(found)))
 
 

@@ -1,10 +1,11 @@
-"""A planned training step on real ranks, with the bytes it really holds: what a plan's peak is measured against.
+"""Planned training steps on real ranks, with the bytes they really hold: what a plan's peak is measured against.
 
 Ranks import this file by itself: nothing here knows the planner.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import transformers
@@ -13,21 +14,28 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import shardwright
-from shardwright.ir import Graph, Plan, Tier
+from shardwright.ir import Decisions, Graph, Plan, Tier
+from shardwright.runtime.captured import Captured
 from shardwright.runtime.copies import Copies
 from shardwright.runtime.disk_copies import DiskCopies
+from shardwright.runtime.module import install
 from shardwright.runtime.session import Session, find_session
 
-__all__ = ["Measured", "Size", "llama", "measured_peak"]
+__all__ = ["Example", "Measured", "Size", "llama", "measured_peak", "measured_peaks"]
+
+NUM_STEPS = 4
+Example = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]
 
 
-NUM_STEPS = 3
-"""The least of these counts: now and then a thread of gloo lets go of a tensor some microseconds late."""
+class Maker(Protocol):
+    """Gives the same weights and batch on every call; goes to ranks by name."""
+
+    def __call__(self) -> Example: ...
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a Llama and its batch."""
+    """Of a Llama and its batch; called, it builds them."""
 
     batch: int = 8
     length: int = 64
@@ -35,17 +43,29 @@ class Size:
     num_layers: int = 4
     vocabulary: int = 256
 
+    def __call__(self) -> Example:
+        return llama(self)
+
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes of one rank over a whole step: forward, backward, optimizer."""
+    """Bytes of one rank over whole steps: forward, backward, optimizer."""
 
+    first_bytes: int
+    """Of the first step, which makes the optimizer's state."""
     device_bytes: int
+    """Of later steps the least: now and then a thread of gloo lets go of a tensor late."""
     pool_bytes: int
     """Most that the host pool handed out at once, buffers of the disk included."""
+    state_bytes: int
+    """Optimizer state that the plan keeps on the host."""
     loss: float
     disk_bytes: int = 0
     """Most that was on disk at once."""
+
+    @property
+    def host_bytes(self) -> int:
+        return self.pool_bytes + self.state_bytes
 
 
 def llama(size: Size) -> tuple[nn.Module, tuple[()], dict[str, Tensor]]:
@@ -60,55 +80,90 @@ def llama(size: Size) -> tuple[nn.Module, tuple[()], dict[str, Tensor]]:
         return transformers.LlamaForCausalLM(config).train(), (), {"input_ids": tokens, "labels": tokens.clone()}
 
 
-def measured_peak(plan: Plan, graph: Graph, size: Size, torch_default: bool) -> Measured:
-    """Of steps from the second on: optimizer state is there. With `torch_default` AdamW is made without asking us."""
-    module, args, kwargs = llama(size)
+def measured_peak(plan: Plan, graph: Graph, make: Maker, torch_default: bool) -> Measured:
+    """With `torch_default` AdamW is made without asking us."""
+    module, args, kwargs = make()
     shardwright.apply(module, shardwright.Plan(plan, graph), args, kwargs)
-    if torch_default:
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
-    else:
-        optimizer = shardwright.optimizer(module, torch.optim.AdamW, lr=1e-3)
+    return _measured(module, args, kwargs, plan.decisions, torch_default, plan.identity.accumulate)
 
-    def step() -> float:
-        optimizer.zero_grad()
-        for _ in range(plan.identity.accumulate):
-            loss = module(*args, **kwargs)["loss"]
-            loss.backward()
-        optimizer.step()
-        return float(loss.item())
 
-    step()
-    optimizer.zero_grad()
+def measured_peaks(
+    make: Maker, captured: Captured, programs: Iterable[tuple[Graph, Decisions]], host_bytes: int
+) -> list[Measured]:
+    """The same of rank graphs that no plan was made for."""
+    found = []
+    for graph, decisions in programs:
+        module, args, kwargs = make()
+        install(module, captured, graph, decisions, host_bytes=host_bytes)
+        found.append(_measured(module, args, kwargs, decisions, True, 1))
+    return found
+
+
+def _measured(
+    module: nn.Module,
+    args: tuple[Tensor, ...],
+    kwargs: dict[str, Tensor],
+    decisions: Decisions,
+    torch_default: bool,
+    accumulate: int,
+) -> Measured:
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    parameters = module.parameters()
+    optimizer = make(parameters, lr=1e-3) if torch_default else shardwright.optimizer(module, make, lr=1e-3)
     session = find_session(module)
     assert session is not None
-    on_host = {_local(t).untyped_storage().data_ptr() for t in _state(module, optimizer, plan, Tier.HOST)}
     copies, disk = _engine(session, "copies"), _engine(session, "disk")
     pools = [engine.pool for engine in (copies, disk) if engine is not None]
-    held = [*module.parameters(), *module.buffers(), *session.installed.captured.tensors.values(), *kwargs.values()]
-    held.extend(_state(module, optimizer, plan, Tier.DEVICE))
-
-    def excluded(tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in on_host or any(pool.owns(tensor) for pool in pools)
-
+    given = [*session.installed.captured.tensors.values(), *args, *kwargs.values()]
     peaks = []
     for _ in range(NUM_STEPS):
-        with StorageTracker(map(_local, held), excluded=excluded) as memory:
-            loss = step()
-        peaks.append(memory.peak_bytes)
+        state = [value for tier in Tier for value in _state(module, optimizer, decisions, tier)]
+        held = [*module.parameters(), *module.buffers(), *given, *state]
+        with StorageTracker(map(_local, held), excluded=lambda t: any(pool.owns(t) for pool in pools)) as memory:
+            loss = _step(module, args, kwargs, optimizer, accumulate)
+        on_host = [_local(value) for value in _state(module, optimizer, decisions, Tier.HOST)]
+        peaks.append(memory.peak_bytes_without(on_host))
         optimizer.zero_grad()
-    pool_bytes = max((pool.peak_bytes for pool in pools), default=0)
-    return Measured(min(peaks), pool_bytes, loss, disk.file.peak_bytes if isinstance(disk, DiskCopies) else 0)
+    first, *later = peaks
+    return Measured(
+        first_bytes=first,
+        device_bytes=min(later),
+        pool_bytes=max((pool.peak_bytes for pool in pools), default=0),
+        state_bytes=sum(value.untyped_storage().nbytes() for value in on_host),
+        loss=loss,
+        disk_bytes=disk.file.peak_bytes if isinstance(disk, DiskCopies) else 0,
+    )
+
+
+def _step(
+    module: nn.Module,
+    args: tuple[Tensor, ...],
+    kwargs: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    accumulate: int,
+) -> float:
+    for _ in range(accumulate):
+        output = module(*args, **kwargs)
+        loss: Tensor = output[0] if isinstance(output, tuple) else output["loss"]
+        del output
+        loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return float(loss.item())
 
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _state(module: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, tier: Tier) -> Iterator[Tensor]:
+def _state(module: nn.Module, optimizer: torch.optim.Optimizer, decisions: Decisions, tier: Tier) -> list[Tensor]:
     """Optimizer state that the plan keeps on that tier."""
-    for name, parameter in module.named_parameters():
-        if plan.decisions.tiers.get(name, Tier.DEVICE) is tier:
-            yield from (value for value in optimizer.state[parameter].values() if isinstance(value, Tensor))
+    return [
+        value
+        for name, parameter in module.named_parameters()
+        if decisions.tiers.get(name, Tier.DEVICE) is tier
+        for value in optimizer.state.get(parameter, {}).values()
+        if isinstance(value, Tensor)
+    ]
 
 
 def _engine(session: Session, name: str) -> Copies | DiskCopies | None:

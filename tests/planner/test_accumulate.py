@@ -48,4 +48,4 @@ def test_at_the_smallest_budget_ranks_hold_no_more_than_predicted(two_ranks: Ran
     assert alone < budget <= alone + gradients
     predicted = found.plan.prediction.device_bytes
     for measured in two_ranks.run(measured_peak, found.plan, found.graph, SIZE, True, timeout_seconds=60):
-        assert 0.95 * predicted <= measured.device_bytes <= predicted <= budget
+        assert 0.99 * predicted <= measured.device_bytes <= predicted <= budget

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 from tests.planner.fast_host import fast_host
-from tests.planner.measured_step import Measured, Size, llama, measured_peak
+from tests.planner.kept_word import require_kept
+from tests.planner.measured_step import Size, llama, measured_peak
 
 from shardwright.ir import Decisions, Fate, InfeasibleError, Tier
 from shardwright.planner.api import PlanResult, plan
@@ -18,7 +19,6 @@ NUM_POINTS = 8
 LOOSE_BYTES = 8_000_000
 """More than keeping everything takes."""
 GIB = 2**30
-PRECISION = 0.05
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def test_a_plan_with_a_host_is_no_slower_than_one_without() -> None:
 def test_measured_peak_is_within_the_predicted_one_and_that_within_the_budget(
     two_ranks: RankPool, host_bytes: int
 ) -> None:
-    """Prediction within 5 %, on every rank, for every plan of the sweep; with AdamW as torch makes it by default where
+    """Prediction within 1 %, on every rank, for every plan of the sweep; with AdamW as torch makes it by default where
     all state is on the device, and ours where it may be on the host."""
     seen: list[Decisions] = []
     for result in swept(host_bytes).plans:
@@ -94,17 +94,8 @@ def test_measured_peak_is_within_the_predicted_one_and_that_within_the_budget(
         seen.append(result.plan.decisions)
         ranks = two_ranks.run(measured_peak, result.plan, result.graph, SIZE, host_bytes == 0, timeout_seconds=120)
         for measured in ranks:
-            require_kept(result, measured)
+            require_kept(result.plan, measured)
     assert len(seen) >= 3, "of the plans of a fast host the first may be the fastest under most budgets"
-
-
-def require_kept(result: PlanResult, measured: Measured) -> None:
-    predicted, budget = result.plan.prediction, result.plan.budget
-    assert predicted.device_bytes <= budget.device_bytes
-    assert predicted.host_bytes <= budget.host_bytes
-    assert measured.device_bytes <= predicted.device_bytes
-    assert measured.device_bytes >= (1 - PRECISION) * predicted.device_bytes
-    assert measured.pool_bytes <= predicted.host_bytes
 
 
 PARAMETERS = Size(batch=2, length=8, vocabulary=4096, num_layers=1)
@@ -121,4 +112,4 @@ def test_the_optimizers_own_temporaries_are_predicted(two_ranks: RankPool, optim
     for measured in two_ranks.run(
         measured_peak, result.plan, result.graph, PARAMETERS, torch_default, timeout_seconds=60
     ):
-        require_kept(result, measured)
+        require_kept(result.plan, measured)

@@ -55,7 +55,7 @@ def test_the_plan_is_read_back_and_checked_as_it_was_made(spilled: PlanResult, t
 def test_ranks_hold_no_more_than_predicted_on_device_host_and_disk(spilled: PlanResult, two_ranks: RankPool) -> None:
     predicted = spilled.plan.prediction
     for measured in two_ranks.run(measured_peak, spilled.plan, spilled.graph, SIZE, False, timeout_seconds=180):
-        assert 0.95 * predicted.device_bytes <= measured.device_bytes <= predicted.device_bytes
+        assert 0.99 * predicted.device_bytes <= measured.device_bytes <= predicted.device_bytes
         assert measured.pool_bytes <= predicted.host_bytes
         assert measured.disk_bytes == predicted.disk_bytes
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.planner.command_line import SMALL, Command, build_decoder, command
 from tests.planner.fast_host import fast_host
+from tests.planner.kept_word import require_kept
 from tests.planner.measured_step import measured_peak
 
 from shardwright.ir import InfeasibleError, load_plan, parse_size
@@ -39,7 +40,7 @@ def test_the_smallest_budget_it_names_is_one_that_plans_and_runs(
     assert found.budget.device_bytes == parse_size(smallest[1])
     assert found.prediction.device_bytes <= found.budget.device_bytes
     for measured in two_ranks.run(measured_peak, found, graph, SMALL, True, timeout_seconds=120):
-        assert 0.95 * found.prediction.device_bytes <= measured.device_bytes <= found.prediction.device_bytes
+        require_kept(found, measured)
 
 
 def refusal(budget: int, host: int = 0) -> InfeasibleError:
