@@ -17,8 +17,9 @@ from typing import Final
 from shardwright.ir.decisions import Fate
 from shardwright.ir.errors import PlanError, TextError
 from shardwright.ir.globs import NameIndex, matches
-from shardwright.ir.graph import Graph
+from shardwright.ir.graph import Graph, Phase
 from shardwright.ir.names import closest
+from shardwright.ir.ops import is_view
 from shardwright.ir.placements import Layout, Shard, Strided, parse_placement
 from shardwright.ir.plan_lines import Cursor, PlanSource, split_lines
 from shardwright.ir.plan_text import PlanNames
@@ -41,6 +42,15 @@ class PlacePin:
     line: int
     """In the rules' text, from 1."""
 
+    def __str__(self) -> str:
+        return f"`pin place {self.glob}  {', '.join(self.patterns)}`"
+
+    def agrees(self, other: "PlacePin") -> bool:
+        """Whether a layout can be as both say."""
+        if len(self.patterns) != len(other.patterns):
+            return False
+        return all(map(_agree, self.patterns, other.patterns))
+
     def allows(self, layout: Layout) -> bool:
         """Whether a layout is as pinned; one of another number of axes never is."""
         if len(layout) != len(self.patterns):
@@ -58,6 +68,9 @@ class FateRule:
     """True: this fate and no other; False: any fate but this."""
     line: int
 
+    def __str__(self) -> str:
+        return f"`{'pin' if self.pinned else 'forbid'} {self.fate.value} {self.glob}`"
+
 
 @dataclass(frozen=True, slots=True)
 class UserRules:
@@ -67,6 +80,12 @@ class UserRules:
     fates: tuple[FateRule, ...] = ()
     axes: tuple[str, ...] | None = None
     """The mesh axes there may be; None: any."""
+    path: str = "<rules>"
+    """Of the file, for messages."""
+
+    def at(self, rule: PlacePin | FateRule) -> str:
+        """The rule as it is written, and where."""
+        return f"{rule} at {self.path}:{rule.line}"
 
     def allows_layout(self, name: str, layout: Layout) -> bool:
         return all(pin.allows(layout) for pin in self.places if matches(pin.glob, name))
@@ -96,32 +115,80 @@ def parse_rules(text: str, path: str = "<rules>") -> UserRules:
     allowed = lines.get("allow", [])
     if len(allowed) > 1:
         raise source.error(allowed[1].line, 1, f"expected one 'allow' line, found another on line {allowed[0].line}")
-    return UserRules(tuple(places), tuple(fates), _axes(allowed[0]) if allowed else None)
+    return UserRules(tuple(places), tuple(fates), _axes(allowed[0]) if allowed else None, path)
 
 
 def check_rules(rules: UserRules, graph: Graph) -> None:
-    """Raises PlanError for a rule about no name of the graph, and for rules that leave no fate for a name."""
+    """Raises PlanError for a rule about no name of the graph, or none that has a fate, and for rules against each
+    other."""
     names = PlanNames(graph)
+    pins: dict[str, list[PlacePin]] = {}
     for place in rules.places:
-        _check_matches(place.glob, place.line, names.values)
+        for name in _matching(rules, place, names.values):
+            _require_agreement(rules, name, place, pins.setdefault(name, []))
     for rule in rules.fates:
-        for name in _check_matches(rule.glob, rule.line, names.storages):
-            if not any(rules.allows_fate(name, fate) for fate in Fate):
-                others = [r.line for r in rules.fates if r != rule and matches(r.glob, name)]
-                listed = ", ".join(map(str, others))
-                raise PlanError(
-                    f"expected rules that leave a fate for {name!r}, found line {rule.line} against {listed}"
-                )
+        if not names.storages.matching(rule.glob):
+            _refuse_without_fate(rules, rule, names, graph)
+        for name in _matching(rules, rule, names.storages, names.values):
+            _require_a_fate(rules, name, rule)
 
 
-def _check_matches(glob: str, line: int, index: NameIndex) -> tuple[str, ...]:
-    found = index.matching(glob)
+def _require_agreement(rules: UserRules, name: str, pin: PlacePin, earlier: list[PlacePin]) -> None:
+    for other in earlier:
+        if not pin.agrees(other):
+            raise PlanError(
+                f"expected one layout for {name!r}, found {rules.at(other)} against {rules.at(pin)}; take one out"
+            )
+    earlier.append(pin)
+
+
+def _require_a_fate(rules: UserRules, name: str, rule: FateRule) -> None:
+    if any(rules.allows_fate(name, fate) for fate in Fate):
+        return
+    others = [rules.at(other) for other in rules.fates if other != rule and matches(other.glob, name)]
+    raise PlanError(
+        f"expected rules that leave a fate for {name!r}, found {rules.at(rule)} against {', '.join(others)}; take one out"
+    )
+
+
+def _refuse_without_fate(rules: UserRules, rule: FateRule, names: PlanNames, graph: Graph) -> None:
+    """Where the names are there, but nothing that keep, recompute and offload are about."""
+    found = names.values.matching(rule.glob)
     if not found:
-        near = closest(glob, index.positions)
-        raise PlanError(
-            f"expected rules about names of the graph, found {glob!r} on line {line}, which matches none{near}"
-        )
+        return
+    what, advice = _instead(found[0], graph)
+    raise PlanError(f"expected the name of a storage that forward makes, found {what} for {rules.at(rule)}; {advice}")
+
+
+def _instead(name: str, graph: Graph) -> tuple[str, str]:
+    """What the name stands for, and what to write."""
+    node = graph.producers.get(name)
+    if node is None:
+        return f"{name!r}, which forward is given", "rules on fates are about what forward makes: take it out"
+    if node.phase is not Phase.FORWARD:
+        return f"{name!r}, which backward makes", "rules on fates are about what forward makes: take it out"
+    root = name
+    while (made := graph.producers.get(root)) is not None and is_view(made.op):
+        root = made.operands[0]
+    if root in graph.producers:
+        return f"{name!r}, a view of {root!r}", f"write {root} instead"
+    return f"{name!r}, a view of {root!r}, which forward is given", "take the rule out"
+
+
+def _matching(rules: UserRules, rule: PlacePin | FateRule, *indices: NameIndex) -> tuple[str, ...]:
+    """Of the first index; the last has the names that may be meant."""
+    found = indices[0].matching(rule.glob)
+    if not found:
+        near = closest(rule.glob, indices[-1].positions)
+        raise PlanError(f"expected rules about names of the graph, found {rules.at(rule)}, which matches none{near}")
     return found
+
+
+def _agree(one: str, other: str) -> bool:
+    """Whether a placement can be as both patterns say."""
+    if one == other or "*" in (one, other):
+        return True
+    return not _ANY_SPLIT.keys().isdisjoint((one, other)) and one[:2] == other[:2]
 
 
 def _allows(pattern: str, placement: object) -> bool:

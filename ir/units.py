@@ -44,7 +44,7 @@ _MAX_BYTES: Final = 2**63
 
 
 def parse_size(text: str, *, zero: bool = False) -> int:
-    """Bytes, rounded down to a whole byte. `zero` admits 0. Raises TextError.
+    """Bytes, rounded down to a whole byte. `zero` admits 0, with a unit or without. Raises TextError.
 
     >>> parse_size("1.5KiB"), parse_size("80GB")
     (1536, 80000000000)
@@ -53,6 +53,8 @@ def parse_size(text: str, *, zero: bool = False) -> int:
     examples = "write for instance 900MiB, 2GiB or 80GB"
     if number is None:
         raise TextError(f"expected a size, found {text!r}, which has no number: {examples}")
+    if not unit and zero and _fraction(number) == 0:
+        return 0
     if not unit:
         raise TextError(f"expected a size with a unit, found {text!r} without one: {examples}")
     if unit not in SIZE_UNITS:

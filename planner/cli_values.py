@@ -34,7 +34,7 @@ _AXIS = re.compile(r"\s*([a-z_]\w*)\s*=\s*([1-9]\d*)\s*")
 
 
 def read_size(text: str, option: str, zero: bool = False) -> int:
-    """`900MiB` to bytes; `zero` admits `0B`."""
+    """`900MiB` to bytes; `zero` admits `0` and `0B`."""
     try:
         return parse_size(text, zero=zero)
     except ShardwrightError as error:

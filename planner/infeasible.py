@@ -1,6 +1,17 @@
 """What to say when nothing fits: the smallest budget that works, what takes the room, and the cheapest ways out."""
 
-from shardwright.ir import DTYPE_BYTES, Budget, Graph, InfeasibleError, InputKind, format_size, parse_size
+from shardwright.ir import (
+    DTYPE_BYTES,
+    Budget,
+    Graph,
+    InfeasibleError,
+    InputKind,
+    TensorType,
+    Tier,
+    format_size,
+    local_shape,
+    parse_size,
+)
 from shardwright.planner.candidates import Candidate
 from shardwright.planner.formulation import Machine
 
@@ -26,6 +37,7 @@ def infeasible(smallest: Candidate, graph: Graph, budget: Budget, machine: Machi
         f"expected a budget of at least {format_size(needed)} a rank, found {format_size(budget.device_bytes)}"
         f" with {format_size(budget.host_bytes)} of host memory{_disk(budget)}: the smallest that works is"
         f" {format_size(needed)}",
+        *_always_held(smallest, graph, budget, machine),
         "largest consumers at its peak:",
         *(f"  {name}  {format_size(size)}" for name, size in _consumers(smallest)),
         "ways out:",
@@ -36,6 +48,22 @@ def infeasible(smallest: Candidate, graph: Graph, budget: Budget, machine: Machi
 
 def _disk(budget: Budget) -> str:
     return f" and {format_size(budget.disk_bytes)} of disk" if budget.disk_bytes else ""
+
+
+def _always_held(smallest: Candidate, graph: Graph, budget: Budget, machine: Machine) -> list[str]:
+    """Where no step fits however little it keeps: the plan's own shards of parameters, gradients and state do not."""
+    decisions, held = smallest.decisions, 0
+    for name in graph.inputs_of(InputKind.PARAM, InputKind.FROZEN, InputKind.BUFFER):
+        whole = graph.types[name]
+        local = TensorType(whole.dtype, local_shape(whole.shape, decisions.layouts[name], decisions.mesh))
+        held += local.num_bytes
+        if name in graph.gradients:
+            on_device = decisions.tiers.get(name, Tier.DEVICE) is Tier.DEVICE
+            state_bytes = machine.optimizer.state_bytes(local.num_elements, DTYPE_BYTES[local.dtype])
+            held += local.num_bytes + (state_bytes if on_device else 0)
+    if held <= budget.device_bytes:
+        return []
+    return [f"parameters, gradients and optimizer state alone take {format_size(held)} of it"]
 
 
 def _consumers(candidate: Candidate) -> list[tuple[str, int]]:

@@ -41,7 +41,7 @@ from shardwright.planner.formulation import Machine
 from shardwright.planner.meshes import candidate_meshes
 from shardwright.planner.progress import Progress, ProgressSink
 from shardwright.planner.search import Found, Request
-from shardwright.planner.user_rules import allowed_meshes
+from shardwright.planner.user_rules import allowed_meshes, require_host
 from shardwright.runtime.capture import capture
 from shardwright.runtime.captured import Captured
 from shardwright.runtime.device_prices import ERROR_FRACTION, prices_for
@@ -110,7 +110,7 @@ def pose(
     progress(Progress("capture"))
     captured = capture(module, args, kwargs, loss=loss, loss_fn=loss_fn).keeping(outputs)
     verify_graph(captured.graph)
-    wanted = _user_rules(rules, captured.graph)
+    wanted = _user_rules(rules, captured.graph, limits.host_bytes)
     prices = prices_for(machines, lambda text: progress(Progress(text)))
     request = Request(
         graph=captured.graph,
@@ -159,12 +159,13 @@ def _check_disk(limits: Budget, machines: Cluster) -> None:
         )
 
 
-def _user_rules(path: str | Path | None, graph: Graph) -> UserRules:
-    """Raises TextError, and PlanError for a rule about nothing that is there."""
+def _user_rules(path: str | Path | None, graph: Graph, host_bytes: int) -> UserRules:
+    """Raises TextError, and PlanError for a rule about nothing that is there or can be."""
     if path is None:
         return UserRules()
     rules = parse_rules(read_text(Path(path), "a rules"), str(path))
     check_rules(rules, graph)
+    require_host(rules, host_bytes)
     return rules
 
 

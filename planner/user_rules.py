@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 from shardwright.ir import Fate, Mesh, PlanError, UserRules
+from shardwright.ir.globs import matches
 from shardwright.planner.fates import State
 from shardwright.planner.formulation import Formulation
 from shardwright.planner.space import Unit
 
-__all__ = ["allowed_meshes", "obey"]
+__all__ = ["allowed_meshes", "obey", "require_host"]
 
 _FATES = {
     State.KEEP: Fate.KEEP,
@@ -26,6 +27,15 @@ def allowed_meshes(meshes: tuple[Mesh, ...], rules: UserRules) -> tuple[Mesh, ..
             f" the meshes that are tried: {', '.join(map(str, meshes))}"
         )
     return found
+
+
+def require_host(rules: UserRules, host_bytes: int) -> None:
+    """Raises PlanError for a rule that asks for offloading where there is no memory to offload to."""
+    asking = [rule for rule in rules.fates if rule.pinned and rule.fate is Fate.OFFLOAD]
+    if asking and not host_bytes:
+        raise PlanError(
+            f"expected host memory for {rules.at(asking[0])}, found none: give --host SIZE, or take the rule out"
+        )
 
 
 def obey(formulation: Formulation, rules: UserRules) -> None:
@@ -54,9 +64,10 @@ def _obey_places(
         allowed = [all(rules.allows_layout(name, layout) for name in names) for layout in layouts]
         if not any(allowed):
             offered = "; ".join(dict.fromkeys(", ".join(map(str, layout)) for layout in layouts))
+            pins = ", ".join(rules.at(pin) for pin in rules.places if any(matches(pin.glob, name) for name in names))
             raise PlanError(
-                f"expected the rules to leave a layout for {names[0]} on mesh {formulation.space.mesh}, found none;"
-                f" there are: {offered}"
+                f"expected the rules to leave a layout for {names[0]} on mesh {formulation.space.mesh}, found none"
+                f" after {pins}; there are: {offered}"
             )
         variables = formulation.flows.choices[unit.index]
         bounds.update({v: (0.0, 0.0) for v, ok in zip(variables, allowed, strict=True) if not ok})
@@ -70,8 +81,9 @@ def _obey_fates(formulation: Formulation, rules: UserRules, bounds: dict[int, tu
         possible = [Fate.KEEP] if choice is None else [fate for state, fate in _FATES.items() if state in choice.counts]
         if not any(rules.allows_fate(name, fate) for fate in possible):
             offered = ", ".join(dict.fromkeys(possible))
+            asked = ", ".join(rules.at(rule) for rule in rules.fates if matches(rule.glob, name))
             raise PlanError(
-                f"expected the rules to leave a fate that {name} can have, found none of {offered}:"
+                f"expected the rules to leave a fate that {name} can have, found none of {offered} after {asked}:"
                 " the others need host memory or disk, or a larger storage, or one that backward reads; change the rule"
             )
         if choice is not None:

@@ -12,6 +12,7 @@ from shardwright.ir import (
     Strided,
     TextError,
     check_rules,
+    parse_graph,
     parse_rules,
 )
 
@@ -72,7 +73,54 @@ def test_a_rule_that_cannot_be_read_is_shown(line: str, message: str) -> None:
 
 def test_rules_fit_the_graph(deep: Graph) -> None:
     check_rules(parse_rules(TEXT), deep)
-    with pytest.raises(PlanError, match="found 'net.layer.0.act/silu' on line 1, which matches none .did you mean"):
-        check_rules(parse_rules("forbid recompute net.layer.0.act/silu"), deep)
-    with pytest.raises(PlanError, match="leave a fate for 'net.layers.0.act/silu', found line 1 against 2"):
-        check_rules(parse_rules("pin recompute *.0.act/*\nforbid recompute *.act/silu"), deep)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "forbid recompute net.layer.0.act/silu",
+            "found `forbid recompute net.layer.0.act/silu` at my.rules:1, which matches none"
+            " (did you mean 'net.layers.0.act/silu'?)",
+        ),
+        (
+            "\npin offload net.layers.0.up.weigth",
+            "my.rules:2, which matches none (did you mean 'net.layers.0.up.weight'?)",
+        ),
+        (
+            "pin offload net.layers.0.up.weight",
+            "expected the name of a storage that forward makes, found 'net.layers.0.up.weight', which forward is given",
+        ),
+        (
+            "pin recompute *.0.act/*\nforbid recompute *.act/silu",
+            "expected rules that leave a fate for 'net.layers.0.act/silu', found `pin recompute *.0.act/*` at"
+            " my.rules:1 against `forbid recompute *.act/silu` at my.rules:2",
+        ),
+        (
+            "pin place *.up.weight R, S(*)\npin place net.layers.0.up.weight R, R",
+            "expected one layout for 'net.layers.0.up.weight', found `pin place *.up.weight  R, S(*)` at my.rules:1"
+            " against `pin place net.layers.0.up.weight  R, R` at my.rules:2",
+        ),
+    ],
+)
+def test_a_rule_that_cannot_hold_is_named_with_its_line(deep: Graph, text: str, message: str) -> None:
+    with pytest.raises(PlanError) as error:
+        check_rules(parse_rules(text, "my.rules"), deep)
+    assert message in str(error.value)
+
+
+def test_pins_that_leave_a_layout_agree(deep: Graph) -> None:
+    check_rules(parse_rules("pin place *.up.weight S(*), *\npin place net.layers.0.up.weight S(1), R"), deep)
+
+
+def test_a_view_has_no_fate_of_its_own() -> None:
+    graph = parse_graph("""graph "net" {
+  input   %x: f32[4, 4]
+  forward {
+    %y: f32[4, 4] = aten.relu.default(%x)
+    %v: f32[16] = aten.view.default(%y, [16])
+  }
+}
+""")
+    with pytest.raises(PlanError, match="found 'v', a view of 'y' for `pin offload v` at my.rules:1; write y instead"):
+        check_rules(parse_rules("pin offload v", "my.rules"), graph)

@@ -59,3 +59,9 @@ def test_people_get_three_digits() -> None:
     assert [format_seconds(s) for s in (0.0, 2e-8, 2e-5, 0.4123, 1.25, 75.21, 5000.0)] == [
         "0s", "20ns", "20us", "412ms", "1.25s", "75.2s", "5000s",
     ]  # fmt: skip
+
+
+def test_nothing_needs_no_unit_where_it_may_be() -> None:
+    assert parse_size("0", zero=True) == parse_size("0B", zero=True) == 0
+    with pytest.raises(TextError, match="without one"):
+        parse_size("0")
