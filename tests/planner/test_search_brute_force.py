@@ -1,0 +1,154 @@
+"""On one device the search hands out the best of all plans by replay, and never one that breaks a budget.
+
+The other side is written out here: every fate of every storage that forward makes and every tier of the optimizer's
+state, each turned into the program that would run, under every schedule the planner has, and replayed. Nothing of the
+solver's program is used.
+
+It is equal in all but a few questions, and those are about memory: the rows of the program charge a storage that is
+made again from where a light operator might be recomputed from it, whether it is or not (`planner/needs`), at most
+`OVERCHARGED` times what the plan holds. So the search may miss a plan that only just fits, or refuse the budget; it is
+never worse than the best plan of so much less memory, and the smallest budget it names holds.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as Stage
+from tests.planner.small_dags import dags, machines
+from tests.planner.small_graphs import ONE, TableRules
+
+from shardwright.ir import Budget, Decisions, Fate, Graph, InfeasibleError, Layout, Phase, Tier
+from shardwright.passes.lower import lower
+from shardwright.passes.pipeline import scheduled
+from shardwright.passes.replay import Replay, replay
+from shardwright.planner.candidates import schedules
+from shardwright.planner.defaults import silent
+from shardwright.planner.fold import fold_of
+from shardwright.planner.formulation import Machine
+from shardwright.planner.search import Request, search
+
+PROFILE = settings(
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=[Stage.explicit, Stage.generate],  # shrinking takes minutes where each question is a search
+)
+NUM_GRAPHS = 200
+NUM_BUDGETS = 3
+GAP = 1e-6
+EQUAL = 1 + 1e-5
+"""Seconds of the search's plan over those of the best, at most: the gap asked of the solver, and rounding."""
+OVERCHARGED = 1.5
+MOST_MISSED = 0.05
+"""Of all questions."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A plan and what it comes to."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def every_plan(graph: Graph, machines: Machine) -> set[Tried]:
+    """Those that fit the host, each distinct outcome once."""
+    judged = (
+        judged
+        for decisions in every_decision(graph, machines.host_bytes > 0)
+        for judged in replays(graph, decisions, machines)
+    )
+    return {Tried(j.step_seconds, j.peak_bytes) for j in judged if j.host_peak_bytes <= machines.host_bytes}
+
+
+def every_decision(graph: Graph, has_host: bool) -> Iterator[Decisions]:
+    layouts: dict[str, Layout] = dict.fromkeys(graph.types, ())
+    reads: dict[str, tuple[Layout, ...]] = {node.name: ((),) * len(node.operands) for node in graph.nodes}
+    forward = [node.name for node in graph.nodes if node.phase is Phase.FORWARD]
+    fates = tuple(Fate) if has_host else (Fate.KEEP, Fate.RECOMPUTE)
+    tiers = tuple(Tier) if has_host else (Tier.DEVICE,)
+    saved = saved_or_parents(graph, forward)
+    for chosen in product(fates, repeat=len(saved)):
+        moved = {name: fate for name, fate in zip(saved, chosen, strict=True) if fate is not Fate.KEEP}
+        for tier in tiers:
+            yield Decisions(ONE, layouts, reads, moved, tiers={"p": tier} if tier is Tier.HOST else {})
+
+
+def saved_or_parents(graph: Graph, forward: list[str]) -> list[str]:
+    """What backward reads or may have to make again; the fate of others changes nothing."""
+    wanted = {name for node in graph.nodes if node.phase is Phase.BACKWARD for name in node.operands}
+    for node in reversed(graph.nodes):
+        if node.phase is Phase.FORWARD and node.name in wanted:
+            wanted.update(node.operands)
+    return [name for name in forward if name in wanted]
+
+
+def replays(graph: Graph, decisions: Decisions, machines: Machine) -> Iterator[Replay]:
+    """Under every schedule, each distinct program once."""
+    lowered = lower(graph, decisions)
+    programs = {}
+    for schedule in schedules(lowered):
+        program = scheduled(lowered, schedule)
+        programs[program.nodes] = program
+    for program in programs.values():
+        yield replay(program, ONE, machines.prices, machines.cluster, machines.optimizer, decisions.tiers)
+
+
+def sought(graph: Graph, machines: Machine, device_bytes: int) -> Request:
+    return Request(
+        graph=graph,
+        fold=fold_of(graph),
+        rules=TableRules(),
+        machine=machines,
+        budget=Budget(device_bytes, machines.host_bytes),
+        meshes=(ONE,),
+        time_limit_seconds=60.0,
+        gap=GAP,
+        progress=silent,
+    )
+
+
+@pytest.mark.timeout(300)
+def test_the_search_finds_the_best_of_all_plans() -> None:
+    """Under the smallest budget that any plan fits, the largest, and one between."""
+    missed: list[bool] = []
+
+    @settings(PROFILE, max_examples=NUM_GRAPHS)
+    @given(graph=dags(), machines=machines())
+    def ask(graph: Graph, machines: Machine) -> None:
+        plans = every_plan(graph, machines)
+        peaks = sorted({plan.peak_bytes for plan in plans})
+        for number in range(NUM_BUDGETS):
+            budget = peaks[number * (len(peaks) - 1) // (NUM_BUDGETS - 1)]
+            missed.append(not is_best(graph, machines, budget, plans))
+
+    ask()
+    assert len(missed) >= NUM_GRAPHS * NUM_BUDGETS
+    assert sum(missed) <= MOST_MISSED * len(missed)
+
+
+def is_best(graph: Graph, machines: Machine, budget: int, plans: set[Tried]) -> bool:
+    """Whether the search finds the best; what else it may find, or refuse, is checked."""
+    within = [plan.seconds for plan in plans if plan.peak_bytes <= budget]
+    well_within = [plan.seconds for plan in plans if plan.peak_bytes * OVERCHARGED <= budget]
+    try:
+        seconds = kept(graph, machines, budget).step_seconds
+    except InfeasibleError as refusal:
+        assert not well_within
+        assert budget < refusal.smallest_bytes <= OVERCHARGED * min(plan.peak_bytes for plan in plans)
+        kept(graph, machines, refusal.smallest_bytes)
+        return False
+    assert min(within) / EQUAL <= seconds <= min(well_within, default=math.inf) * EQUAL
+    return seconds <= min(within) * EQUAL
+
+
+def kept(graph: Graph, machines: Machine, device_bytes: int) -> Replay:
+    """What the search finds, within its budgets."""
+    found = search(sought(graph, machines, device_bytes)).chosen.replay
+    assert found.peak_bytes <= device_bytes
+    assert found.host_peak_bytes <= machines.host_bytes
+    return found
