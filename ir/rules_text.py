@@ -147,7 +147,8 @@ def _require_a_fate(rules: UserRules, name: str, rule: FateRule) -> None:
         return
     others = [rules.at(other) for other in rules.fates if other != rule and matches(other.glob, name)]
     raise PlanError(
-        f"expected rules that leave a fate for {name!r}, found {rules.at(rule)} against {', '.join(others)}; take one out"
+        f"expected rules that leave a fate for {name!r}, found {rules.at(rule)} against {', '.join(others)};"
+        " take one out"
     )
 
 

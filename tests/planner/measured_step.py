@@ -18,6 +18,7 @@ from shardwright.ir import Decisions, Graph, Plan, Tier
 from shardwright.runtime.captured import Captured
 from shardwright.runtime.copies import Copies
 from shardwright.runtime.disk_copies import DiskCopies
+from shardwright.runtime.engines import Room
 from shardwright.runtime.module import install
 from shardwright.runtime.session import Session, find_session
 
@@ -94,7 +95,7 @@ def measured_peaks(
     found = []
     for graph, decisions in programs:
         module, args, kwargs = make()
-        install(module, captured, graph, decisions, host_bytes=host_bytes)
+        install(module, captured, graph, decisions, room=Room(host_bytes))
         found.append(_measured(module, args, kwargs, decisions, True, 1))
     return found
 

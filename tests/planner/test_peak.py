@@ -66,7 +66,7 @@ def require_all_kept(ranks: RankPool, model: Model, host_bytes: int) -> None:
         assert Tier.HOST in tightest.tiers.values()
 
 
-SCHEDULES = Schedule(), Schedule(0, 0, 0, 0, 0, 0), Schedule(MIB, 0, 0, MIB, MIB, MIB)
+SCHEDULES = Schedule(), Schedule(0, 0, 0, 0, 0), Schedule(MIB, 0, 0, MIB, MIB)
 
 
 @pytest.mark.processes

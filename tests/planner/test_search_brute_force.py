@@ -1,8 +1,8 @@
 """On one device the search hands out the best of all plans by replay, and never one that breaks a budget.
 
 The other side is written out here: every fate of every storage that forward makes and every tier of the optimizer's
-state, each turned into the program that would run, under every schedule the planner has, and replayed. Nothing of the
-solver's program is used.
+state, each turned into the program that would run under that budget, and replayed. Nothing of the solver's program is
+used.
 
 It is equal in all but a few questions, and those are about memory: the rows of the program charge a storage that is
 made again from where a light operator might be recomputed from it, whether it is or not (`planner/needs`), at most
@@ -22,10 +22,8 @@ from tests.planner.small_dags import dags, machines
 from tests.planner.small_graphs import ONE, TableRules
 
 from shardwright.ir import Budget, Decisions, Fate, Graph, InfeasibleError, Layout, Phase, Tier
-from shardwright.passes.lower import lower
-from shardwright.passes.pipeline import scheduled
-from shardwright.passes.replay import Replay, replay
-from shardwright.planner.candidates import schedules
+from shardwright.passes.replay import Replay
+from shardwright.planner.candidates import evaluate
 from shardwright.planner.defaults import silent
 from shardwright.planner.fold import fold_of
 from shardwright.planner.formulation import Machine
@@ -39,6 +37,8 @@ PROFILE = settings(
 )
 NUM_GRAPHS = 200
 NUM_BUDGETS = 3
+ROOMY_BYTES = 10**6
+"""More than any plan holds."""
 GAP = 1e-6
 EQUAL = 1 + 1e-5
 """Seconds of the search's plan over those of the best, at most: the gap asked of the solver, and rounding."""
@@ -55,13 +55,11 @@ class Tried:
     peak_bytes: int
 
 
-def every_plan(graph: Graph, machines: Machine) -> set[Tried]:
-    """Those that fit the host, each distinct outcome once."""
-    judged = (
-        judged
-        for decisions in every_decision(graph, machines.host_bytes > 0)
-        for judged in replays(graph, decisions, machines)
-    )
+def every_plan(graph: Graph, machines: Machine, device_bytes: int) -> set[Tried]:
+    """Those that fit the host, with the room for copies that the budget leaves; each distinct outcome once."""
+    budget = Budget(device_bytes, machines.host_bytes)
+    every = every_decision(graph, machines.host_bytes > 0)
+    judged = (evaluate("", graph, decisions, machines, budget).replay for decisions in every)
     return {Tried(j.step_seconds, j.peak_bytes) for j in judged if j.host_peak_bytes <= machines.host_bytes}
 
 
@@ -69,8 +67,8 @@ def every_decision(graph: Graph, has_host: bool) -> Iterator[Decisions]:
     layouts: dict[str, Layout] = dict.fromkeys(graph.types, ())
     reads: dict[str, tuple[Layout, ...]] = {node.name: ((),) * len(node.operands) for node in graph.nodes}
     forward = [node.name for node in graph.nodes if node.phase is Phase.FORWARD]
-    fates = tuple(Fate) if has_host else (Fate.KEEP, Fate.RECOMPUTE)
-    tiers = tuple(Tier) if has_host else (Tier.DEVICE,)
+    fates = (Fate.KEEP, Fate.RECOMPUTE, Fate.OFFLOAD) if has_host else (Fate.KEEP, Fate.RECOMPUTE)
+    tiers = (Tier.DEVICE, Tier.HOST) if has_host else (Tier.DEVICE,)
     saved = saved_or_parents(graph, forward)
     for chosen in product(fates, repeat=len(saved)):
         moved = {name: fate for name, fate in zip(saved, chosen, strict=True) if fate is not Fate.KEEP}
@@ -85,17 +83,6 @@ def saved_or_parents(graph: Graph, forward: list[str]) -> list[str]:
         if node.phase is Phase.FORWARD and node.name in wanted:
             wanted.update(node.operands)
     return [name for name in forward if name in wanted]
-
-
-def replays(graph: Graph, decisions: Decisions, machines: Machine) -> Iterator[Replay]:
-    """Under every schedule, each distinct program once."""
-    lowered = lower(graph, decisions)
-    programs = {}
-    for schedule in schedules(lowered):
-        program = scheduled(lowered, schedule)
-        programs[program.nodes] = program
-    for program in programs.values():
-        yield replay(program, ONE, machines.prices, machines.cluster, machines.optimizer, decisions.tiers)
 
 
 def sought(graph: Graph, machines: Machine, device_bytes: int) -> Request:
@@ -120,11 +107,11 @@ def test_the_search_finds_the_best_of_all_plans() -> None:
     @settings(PROFILE, max_examples=NUM_GRAPHS)
     @given(graph=dags(), machines=machines())
     def ask(graph: Graph, machines: Machine) -> None:
-        plans = every_plan(graph, machines)
-        peaks = sorted({plan.peak_bytes for plan in plans})
+        roomy, cramped = (every_plan(graph, machines, size) for size in (ROOMY_BYTES, 1))
+        peaks = sorted({plan.peak_bytes for plan in roomy | cramped})
         for number in range(NUM_BUDGETS):
             budget = peaks[number * (len(peaks) - 1) // (NUM_BUDGETS - 1)]
-            missed.append(not is_best(graph, machines, budget, plans))
+            missed.append(not is_best(graph, machines, budget, every_plan(graph, machines, budget)))
 
     ask()
     assert len(missed) >= NUM_GRAPHS * NUM_BUDGETS
