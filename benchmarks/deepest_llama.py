@@ -21,9 +21,10 @@ from typing import Final
 
 import torch
 from depth_runs import BATCH, TOKENS, VOCABULARY, WIDTH, Measured, batch_of, build, train_fsdp, train_planned
+from peer_runs import LOSS_TOLERANCE
 from peers import STEADY_MEMORY
 
-from shardwright.ir import InfeasibleError, StoredPlan, Tier, format_size, parse_size
+from shardwright.ir import InfeasibleError, ShardwrightError, StoredPlan, Tier, format_size, parse_size
 from shardwright.planner.api import plan
 from shardwright.runtime.rank_pool import RankPool
 
@@ -117,6 +118,12 @@ def train(pool: RankPool, planning: Planning, depth: int) -> Measured:
     return pool.run(train_planned, depth, planning.plans[depth], timeout_seconds=TIME_LIMIT_SECONDS)[0]
 
 
+def require_equal(fsdp: Measured, planned: Measured) -> None:
+    """Raises ShardwrightError where the two do not compute the same."""
+    if not abs(planned.loss - fsdp.loss) <= LOSS_TOLERANCE * abs(fsdp.loss):
+        raise ShardwrightError(f"expected a first loss of {fsdp.loss:.6f} as of FSDP2, the plan has {planned.loss:.6f}")
+
+
 def row(name: str, depth: int, measured: Measured, predicted: StoredPlan | None) -> str:
     line = (
         f"  {name:24} {depth:5} {format_size(measured.peak_bytes):>9} {format_size(measured.pool_bytes):>9}"
@@ -149,6 +156,8 @@ def main() -> None:
         depth, measured = deepest_planned(pool, planning, 2 * fsdp_depth, int(given.most * fsdp_depth) + 1)
         compared = not given.deepest_only and planning.fits(fsdp_depth)
         same = train(pool, planning, fsdp_depth) if compared else None
+    if same is not None:
+        require_equal(fsdp, same)
     print(
         f"Llama of width {WIDTH}, vocabulary {VOCABULARY}, batch {BATCH} x {TOKENS}, AdamW(fused=True),"
         f" {NUM_RANKS} ranks, {given.budget} a rank"

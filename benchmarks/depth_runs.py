@@ -58,6 +58,7 @@ class Measured:
     """Optimizer state on the host."""
     step_seconds: float
     loss: float
+    """Of the first step, on the whole batch."""
 
 
 def build(depth: int) -> nn.Module:
@@ -110,7 +111,7 @@ def _measured(
     timed_steps: int,
 ) -> Measured:
     part = side.part(batch_of(torch.Generator().manual_seed(SEED)))
-    loss = float(side.step(part))
+    loss = _mean(float(side.step(part)))
     host_state = list(_host_state(side, frozenset(state_on_host)))
     addresses = {tensor.untyped_storage()._cdata for tensor in host_state}
     constants = session.installed.captured.tensors.values() if session else ()
@@ -136,6 +137,13 @@ def _timed(side: Side, part: Batch) -> float:
     start = time.perf_counter()
     side.step(part)
     return time.perf_counter() - start
+
+
+def _mean(value: float) -> float:
+    """Over ranks."""
+    found = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(found)
+    return float(found) / dist.get_world_size()
 
 
 def _largest(value: float) -> float:
