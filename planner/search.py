@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir import Budget, Decisions, Graph, InfeasibleError, Mesh, Phase, UserRules
+from shardwright.ir import Budget, Graph, InfeasibleError, Mesh, Phase, UserRules
 from shardwright.ir.ops import aliased_operand
 from shardwright.passes.strategies import Rules
 from shardwright.planner.baselines import BASELINES, Recipe, restrict
@@ -30,8 +30,10 @@ __all__ = ["Found", "Request", "Search", "search"]
 
 ROUNDS = 4
 """Solves per mesh, the first included."""
-ROOM = 0.03
+ROOM = 0.003
 """A plan that leaves more of the budget than this is solved again with what it left."""
+BINDS = 0.97
+"""A solution whose peak is below this part of its limit does not want more memory."""
 BASELINE_GAP = 0.01
 TIME_WEIGHT = 0.1
 """Of time against peak, both relative to a plan in hand, when the smallest is sought."""
@@ -42,6 +44,30 @@ JOINT, SMALLEST = "joint", "smallest"
 COUNTED = 10_000
 """Storages smaller than this part of all that forward makes are kept: too small to matter, too many to decide on. It
 does not depend on the budget, so that all budgets see one program."""
+
+
+@dataclass
+class _Limits:
+    """On the peak of a program, one after the other, until the plan that it finds takes what there is."""
+
+    now: float
+    fitted: float = 0.0
+    """The largest under which the plan fitted."""
+    exceeded: float = math.inf
+    """The smallest under which it did not."""
+
+    def move(self, peak: float, room: float) -> bool:
+        """To the next limit, from the `peak` of the program's solution and the room that its plan left, or lacked when
+        negative. Says whether there is one."""
+        if room >= 0:
+            self.fitted = self.now
+            self.now = self.now + room
+        else:
+            self.exceeded = min(self.now, peak)
+            self.now = self.exceeded + room
+        if not self.fitted < self.now < self.exceeded:
+            self.now = (self.fitted + self.exceeded) / 2
+        return self.now > 0 and self.exceeded - self.fitted > ROOM * self.now
 
 
 @dataclass(frozen=True)
@@ -234,14 +260,13 @@ class Search:
             self._refine(mesh, seconds / 2, dict.fromkeys(moving, (0.0, 0.0)))
 
     def _refine(self, mesh: Mesh, seconds: float, bounds: Mapping[int, tuple[float, float]]) -> None:
+        """Solve under the budget, then under limits on the program's peak that replay asks for."""
         formulation, budget = self.formulations[mesh], self.budget.device_bytes
-        unit_bytes = formulation.unit_bytes
-        limit, deadline = budget / unit_bytes, time.monotonic() + seconds
-        before: Decisions | None = None
+        limits, deadline = _Limits(budget / formulation.unit_bytes), time.monotonic() + seconds
         for number in range(ROUNDS):
             self._say(f"solve {mesh}")
             solution = solve(
-                formulation.model.with_bounds({**bounds, formulation.peak: (0.0, limit)}),
+                formulation.model.with_bounds({**bounds, formulation.peak: (0.0, limits.now)}),
                 time_limit_seconds=max(deadline - time.monotonic(), 1.0) / 2,
                 relative_gap=self.request.gap,
             )
@@ -250,18 +275,12 @@ class Search:
                 self.interrupted |= solution.status is Status.FEASIBLE
             if not solution.values:
                 return
-            decisions = decode(formulation, solution.values)
-            if decisions == before:
-                return
-            before = decisions
             candidate = self._adopt(JOINT, formulation, solution)
-            change = budget - _wanted_bytes(candidate, self.request.gap)
-            binds = solution.values[formulation.peak] > 0.97 * limit
-            good = solution.objective <= self.bounds[mesh] * 1e3 * (1 + self.request.gap)
-            if 0 <= change and (change < ROOM * budget or not binds or good):
+            room = budget - _wanted_bytes(candidate, self.request.gap)
+            peak = solution.values[formulation.peak]
+            if 0 <= room and (room < ROOM * budget or peak < BINDS * limits.now):
                 return
-            limit = (limit if change >= 0 else min(limit, solution.values[formulation.peak])) + change / unit_bytes
-            if limit <= 0 or time.monotonic() > deadline:
+            if not limits.move(peak, room / formulation.unit_bytes) or time.monotonic() > deadline:
                 return
 
     def _smallest(self) -> None:
