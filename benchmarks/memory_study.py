@@ -27,7 +27,8 @@ from shardwright.planner.search import Found, Search
 
 GAP: Final = 0.01
 TIME_LIMIT_SECONDS: Final = 120.0
-OPTIMIZER: Final = "adamw"
+OPTIMIZER: Final = "adamw-master"
+"""Float32 masters and state beside bfloat16 parameters and gradients."""
 NEGLIGIBLE: Final = 1e-6
 """Steps that differ by less, relatively, are equal."""
 
