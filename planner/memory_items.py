@@ -96,8 +96,8 @@ class _ItemWriter:
             items.add(("whole", key), whole[key], life.born, max(life.backward_uses))
 
     def _find_early(self) -> None:
-        """A storage that is made again is needed early when a heavy child is recomputed, or another child that is
-        made again is needed early: e >= again + child - 1. Children first."""
+        """A storage that is made again is needed early when a child is recomputed, or made again and needed early
+        itself: e >= again + child - 1. Children first."""
         for name, early in self.needs.early.items():
             fate = self.fates.get(self.space.fold.key(name))
             again = [fate.counts[state] for state in AGAIN if state in fate.counts] if fate else []
@@ -111,7 +111,7 @@ class _ItemWriter:
     def _triggers(self, early: Early) -> Iterator[Terms]:
         for child in early.children:
             made = self.fates.get(self.space.fold.key(child))
-            if made is not None and self.result.storages.forward[child].heavy and State.RECOMPUTE in made.counts:
+            if made is not None and State.RECOMPUTE in made.counts and not self.result.storages.has_layers:
                 yield {made.counts[State.RECOMPUTE]: 1.0 / made.multiplicity}
             if child in self.early:
                 yield {self.early[child]: 1.0}

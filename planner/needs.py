@@ -24,14 +24,15 @@ class Needs:
     """Positions in backward; conservative where it depends on the fates of others."""
 
     first: Mapping[str, int]
-    """Earliest position that may need the storage, while nothing heavy is recomputed from it."""
+    """Earliest position that needs the storage: for itself, and in a graph with equal layers, where fates are numbers
+    of layers, for whatever may be recomputed from it."""
     last: Mapping[str, int]
     """Latest such position, or -1 where backward never needs it."""
     wanted: frozenset[str]
     """Storages that recomputing another may read."""
     early: Mapping[str, Early]
-    """What recomputing heavy operators asks for; without it a chain of layers would seem to need everything at the
-    start of backward."""
+    """What recomputing others asks for beyond that, in a graph without equal layers: there a chain of operators would
+    seem to need everything at the start of backward."""
 
 
 def find_needs(space: Space, storages: Storages) -> Needs:
@@ -43,8 +44,8 @@ def find_needs(space: Space, storages: Storages) -> Needs:
     early: dict[str, Early] = {}
     for name, life in reversed(list(storages.forward.items())):
         children = [c for c in life.children if _recomputable(storages.forward[c]) and sooner[c] < NEVER]
-        light = [first[c] for c in children if not storages.forward[c].heavy]
-        first[name] = min((*life.backward_uses, *light), default=NEVER)
+        always = [first[c] for c in children if storages.has_layers]
+        first[name] = min((*life.backward_uses, *always), default=NEVER)
         sooner[name] = min((first[name], *(sooner[c] for c in children)))
         last[name] = max((*life.backward_uses, *(first[c] for c in children if first[c] < NEVER)), default=-1)
         if children:

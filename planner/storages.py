@@ -7,9 +7,8 @@ a redistribution makes is not here: that depends on the plan.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardwright.ir import Graph, Node, Phase
+from shardwright.ir import Graph, Phase
 from shardwright.ir.ops import aliased_operand, is_random
-from shardwright.passes.work import work_of
 
 __all__ = ["Life", "Storages", "find_storages"]
 
@@ -29,9 +28,6 @@ class Life:
     crosses: bool = False
     """Whether another layer reads it in forward: recomputing it would cascade through the layers."""
     random: bool = False
-    heavy: bool = False
-    """Whether a matmul made it in a graph without equal layers: what it is made from is then not expected to live
-    until it is made again, but charged where it is."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +39,8 @@ class Storages:
     num_forward: int
     """Nodes of forward: the first position of backward."""
     num_nodes: int
+    has_layers: bool
+    """Whether some of them are equal layers, of which the first stands for all."""
 
 
 def find_storages(graph: Graph, layers: Mapping[str, int]) -> Storages:
@@ -60,8 +58,7 @@ def find_storages(graph: Graph, layers: Mapping[str, int]) -> Storages:
             roots[result] = result if base is None else roots.get(base, base)
             if base is None and in_forward:
                 parents = tuple(root for root in read if root in forward)
-                heavy = not layers and _has_flops(graph, node)
-                forward[result] = Life(position, position, parents=parents, random=is_random(node.op), heavy=heavy)
+                forward[result] = Life(position, position, parents=parents, random=is_random(node.op))
                 for parent in parents:
                     forward[parent].children.append(result)
             elif base is None:
@@ -72,12 +69,7 @@ def find_storages(graph: Graph, layers: Mapping[str, int]) -> Storages:
                 if root in forward and layers.get(root, -1) not in (layer, -1):
                     forward[root].crosses = True
     num_forward = sum(node.phase is Phase.FORWARD for node in graph.nodes)
-    return Storages(roots, forward, backward, num_forward, len(graph.nodes))
-
-
-def _has_flops(graph: Graph, node: Node) -> bool:
-    operands, results = (tuple(graph.types[name] for name in names) for names in (node.operands, node.results))
-    return work_of(node, operands, results).flops > 0
+    return Storages(roots, forward, backward, num_forward, len(graph.nodes), bool(layers))
 
 
 def _note_read(life: Life | None, position: int, in_forward: bool) -> None:

@@ -166,22 +166,31 @@ class _Judge:
         return total
 
     def needs(self) -> dict[str, tuple[int, int]]:
-        """Forward storage to the first and last position of backward that may need it."""
+        """Forward storage to the first and last position of backward at which it is needed, should it be made again.
+
+        Where backward reads it itself; and, if something is made again from it that may be wanted sooner than that,
+        from the first position at which anything could be.
+        """
         found: dict[str, tuple[int, int]] = {}
+        usual: dict[str, int] = {}
+        soonest: dict[str, int] = {}
+        early: set[str] = set()
         nodes = self.graph.nodes
         for node in reversed(nodes):
             if node.phase is not Phase.FORWARD or aliased_operand(node) is not None:
                 continue
-            positions = []
-            for position, reader in enumerate(nodes):
-                if node.name not in {self.roots.get(o, o) for o in reader.operands}:
-                    continue
-                if reader.phase is Phase.BACKWARD:
-                    positions.append(position)
-                elif aliased_operand(reader) is None and reader.name in found:
-                    positions.append(found[reader.name][0])
-            if positions:
-                found[node.name] = (min(positions), max(positions))
+            readers = [(i, n) for i, n in enumerate(nodes) if node.name in {self.roots.get(o, o) for o in n.operands}]
+            own = [position for position, reader in readers if reader.phase is Phase.BACKWARD]
+            made_from_it = [reader.name for _, reader in readers if reader.name in found]
+            if not own and not made_from_it:
+                continue
+            final = max((*own, *(usual[name] for name in made_from_it)))
+            usual[node.name] = min(own, default=final)
+            soonest[node.name] = min((*own, *(soonest[name] for name in made_from_it)))
+            sooner = [name for name in made_from_it if soonest[name] < usual[node.name]]
+            if any(self.fates.get(name) == Fate.RECOMPUTE or name in early for name in sooner):
+                early.update([node.name] if self.fates.get(node.name, Fate.KEEP) not in (Fate.KEEP, DROPPED) else [])
+            found[node.name] = (soonest if node.name in early else usual)[node.name], final
         return found
 
     def peak_bytes(self) -> int:

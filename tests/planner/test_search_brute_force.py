@@ -5,7 +5,7 @@ state, each turned into the program that would run under that budget, and replay
 used.
 
 It is equal in all but a few questions, and those are about memory: the rows of the program charge a storage that is
-made again from where a light operator might be recomputed from it, whether it is or not (`planner/needs`), at most
+made again from the first position at which anything may be recomputed from it (`planner/needs`), at most
 `OVERCHARGED` times what the plan holds. So the search may miss a plan that only just fits, or refuse the budget; it is
 never worse than the best plan of so much less memory, and the smallest budget it names holds.
 """
@@ -38,12 +38,11 @@ PROFILE = settings(
     phases=[Stage.explicit, Stage.generate],  # shrinking takes minutes where each question is a search
 )
 NUM_GRAPHS = 200
-NUM_BUDGETS = 3
 GAP = 1e-6
 EQUAL = 1 + 1e-5
 """Seconds of the search's plan over those of the best, at most: the gap asked of the solver, and rounding."""
-OVERCHARGED = 1.5
-MOST_MISSED = 0.1
+OVERCHARGED = 1.25
+MOST_MISSED = 0.06
 """Of all questions."""
 
 
@@ -106,19 +105,18 @@ def sought(graph: Graph, machines: Machine, device_bytes: int) -> Request:
 
 @pytest.mark.timeout(300)
 def test_the_search_finds_the_best_of_all_plans() -> None:
-    """Under the smallest budget that any plan fits, the largest, and one between."""
+    """Under the smallest budget that any plan fits, and one between that and the largest."""
     missed: list[bool] = []
 
     @settings(PROFILE, max_examples=NUM_GRAPHS)
     @given(graph=dags(), machines=machines())
     def ask(graph: Graph, machines: Machine) -> None:
         peaks = sorted({plan.peak_bytes for plan in every_plan(graph, machines, 0)})
-        for number in range(NUM_BUDGETS):
-            budget = peaks[number * (len(peaks) - 1) // (NUM_BUDGETS - 1)]
+        for budget in (peaks[0], peaks[len(peaks) // 2]):
             missed.append(not is_best(graph, machines, budget, every_plan(graph, machines, budget)))
 
     ask()
-    assert len(missed) >= NUM_GRAPHS * NUM_BUDGETS
+    assert len(missed) >= 2 * NUM_GRAPHS
     assert sum(missed) <= MOST_MISSED * len(missed)
 
 
