@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir import Budget, Graph, InfeasibleError, Mesh, Phase, UserRules
+from shardwright.ir import Budget, Graph, InfeasibleError, Mesh, Phase, PlanError, UserRules
 from shardwright.ir.ops import aliased_operand
 from shardwright.passes.strategies import Rules
 from shardwright.planner.baselines import BASELINES, Recipe, restrict
@@ -143,6 +143,11 @@ class Search:
             self.pool.extend([self._rescheduled(c) for c in self.pool])
         if not any(c.fits for c in self.pool):
             self._smallest()
+        if not self.pool:
+            raise PlanError(
+                f"expected a plan within {self.request.time_limit_seconds:g} s, found none in that time; give a longer"
+                " time limit, or fix the mesh"
+            )
         if not any(c.fits for c in self.pool):
             raise self._infeasible()
         return self._found()
@@ -308,7 +313,8 @@ class Search:
 
     def _infeasible(self) -> InfeasibleError:
         """Names the least of what planning at that budget finds again, whatever it was asked for before."""
-        again, unlimited = [c for c in self.pool if c.name != JOINT], replace(self.budget, device_bytes=2**63)
+        again = [c for c in self.pool if c.name != JOINT] or self.pool
+        unlimited = replace(self.budget, device_bytes=2**63)
         smallest = min(again, key=lambda c: (not refitted(c, unlimited).fits, c.replay.peak_bytes))
         return infeasible(smallest, self.request.graph, self.budget, self.request.machine)
 

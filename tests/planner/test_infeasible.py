@@ -1,5 +1,6 @@
 """Where nothing fits, the answer names a budget that does, what takes the room and ways out; and it keeps its word."""
 
+import math
 import re
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from tests.planner.fast_host import fast_host
 from tests.planner.kept_word import require_kept
 from tests.planner.measured_step import measured_peak
 
-from shardwright.ir import InfeasibleError, load_plan, parse_size
+from shardwright.ir import InfeasibleError, PlanError, load_plan, parse_size
 from shardwright.planner.api import plan
+from shardwright.planner.linear import Solution, Status
 from shardwright.runtime.capture import capture
 from shardwright.runtime.rank_pool import RankPool
 
@@ -79,6 +81,14 @@ def test_planning_again_at_the_smallest_budget_succeeds_with_any_host(host: int)
     found = plan(module, args, cluster=fast_host(), budget=smallest, host=host).plan
     assert found.prediction.device_bytes <= smallest
     assert found.prediction.host_bytes <= host
+
+
+def test_where_the_clock_runs_out_before_anything_is_found_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Solution(Status.UNKNOWN, math.inf, -math.inf, ())
+    monkeypatch.setattr("shardwright.planner.search.solve", lambda *_args, **_kwargs: nothing)
+    module, args = build_decoder()
+    with pytest.raises(PlanError, match="within 7 s, found none in that time; give a longer time limit"):
+        plan(module, args, cluster=fast_host(), budget=1000, time_limit=7)
 
 
 @pytest.mark.timeout(120)
