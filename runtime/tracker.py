@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
-from shardwright.runtime.compat import TorchDispatchMode, tree_leaves
+from shardwright.runtime.compat import FakeTensor, TorchDispatchMode, tree_leaves
 
 __all__ = ["StepMemory", "held_tensors"]
 
@@ -56,7 +56,7 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def _count(self, tensor: torch.Tensor) -> None:
         for local in _tensors(tensor):
-            if local.device.type != "meta":
+            if local.device.type != "meta" and not isinstance(local, FakeTensor):
                 self.count_storage(local.untyped_storage())
 
     def count_storage(self, storage: torch.UntypedStorage) -> None:

@@ -12,6 +12,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -39,7 +40,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.add(tensor)
 
     def add(self, tensor: Tensor) -> None:
-        """Count a tensor that was there before."""
+        """Count a tensor that was there before. Fake ones, which DTensor asks for shapes, have no memory."""
+        if tensor.is_meta or isinstance(tensor, FakeTensor):
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._alive or self._excluded(tensor):

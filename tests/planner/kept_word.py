@@ -16,4 +16,4 @@ def require_kept(plan: Plan, measured: Measured) -> None:
     assert predicted.host_bytes <= budget.host_bytes
     assert measured.first_bytes <= predicted.device_bytes
     assert (1 - PRECISION) * predicted.device_bytes <= measured.device_bytes <= predicted.device_bytes
-    assert measured.host_bytes <= predicted.host_bytes
+    assert measured.pool_bytes <= predicted.host_bytes

@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 import shardwright
 from shardwright.ir import Decisions, Graph, Plan, Tier
 from shardwright.runtime.captured import Captured
-from shardwright.runtime.copies import Copies
 from shardwright.runtime.disk_copies import DiskCopies
 from shardwright.runtime.engines import Room
 from shardwright.runtime.module import install
@@ -57,16 +56,10 @@ class Measured:
     device_bytes: int
     """Of later steps the least: now and then a thread of gloo lets go of a tensor late."""
     pool_bytes: int
-    """Most that the host pool handed out at once, buffers of the disk included."""
-    state_bytes: int
-    """Optimizer state that the plan keeps on the host."""
+    """Most that the host pool handed out at once: copies, buffers of the disk, optimizer state."""
     loss: float
     disk_bytes: int = 0
     """Most that was on disk at once."""
-
-    @property
-    def host_bytes(self) -> int:
-        return self.pool_bytes + self.state_bytes
 
 
 def llama(size: Size) -> tuple[nn.Module, tuple[()], dict[str, Tensor]]:
@@ -113,14 +106,13 @@ def _measured(
     optimizer = make(parameters, lr=1e-3) if torch_default else shardwright.optimizer(module, make, lr=1e-3)
     session = find_session(module)
     assert session is not None
-    copies, disk = _engine(session, "copies"), _engine(session, "disk")
-    pools = [engine.pool for engine in (copies, disk) if engine is not None]
+    pool, disk = session.installed.steps.pool, _disk(session)
     given = [*session.installed.captured.tensors.values(), *args, *kwargs.values()]
     peaks = []
     for _ in range(NUM_STEPS):
         state = [value for tier in Tier for value in _state(module, optimizer, decisions, tier)]
         held = [*module.parameters(), *module.buffers(), *given, *state]
-        with StorageTracker(map(_local, held), excluded=lambda t: any(pool.owns(t) for pool in pools)) as memory:
+        with StorageTracker(map(_local, held), excluded=pool.owns) as memory:
             loss = _step(module, args, kwargs, optimizer, accumulate)
         on_host = [_local(value) for value in _state(module, optimizer, decisions, Tier.HOST)]
         peaks.append(memory.peak_bytes_without(on_host))
@@ -129,10 +121,9 @@ def _measured(
     return Measured(
         first_bytes=first,
         device_bytes=min(later),
-        pool_bytes=max((pool.peak_bytes for pool in pools), default=0),
-        state_bytes=sum(value.untyped_storage().nbytes() for value in on_host),
+        pool_bytes=pool.peak_bytes,
         loss=loss,
-        disk_bytes=disk.file.peak_bytes if isinstance(disk, DiskCopies) else 0,
+        disk_bytes=disk.file.peak_bytes if disk else 0,
     )
 
 
@@ -167,8 +158,9 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer, decisions: Decis
     ]
 
 
-def _engine(session: Session, name: str) -> Copies | DiskCopies | None:
-    """An engine that the program moves storages with; None where it does not. Both have one pool."""
+def _disk(session: Session) -> DiskCopies | None:
+    """The engine that the program moves storages to disk with; None where it does not."""
     program = session.installed.program
     modules = (program.forward_module, program.backward_module)
-    return next((getattr(module, name) for module in modules if hasattr(module, name)), None)
+    engines = (getattr(module, "disk", None) for module in modules)
+    return next((engine for engine in engines if isinstance(engine, DiskCopies)), None)
