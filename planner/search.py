@@ -21,6 +21,7 @@ from shardwright.planner.fold import Fold
 from shardwright.planner.formulate import formulate
 from shardwright.planner.formulation import Formulation, Machine
 from shardwright.planner.infeasible import infeasible
+from shardwright.planner.limits import ROOM, Limits
 from shardwright.planner.linear import LinearModel, Solution, Status, solve
 from shardwright.planner.progress import Progress, ProgressSink
 from shardwright.planner.space import build_space
@@ -30,8 +31,6 @@ __all__ = ["Found", "Request", "Search", "search"]
 
 ROUNDS = 4
 """Solves per mesh, the first included."""
-ROOM = 0.003
-"""A plan that leaves more of the budget than this is solved again with what it left."""
 BINDS = 0.97
 """A solution whose peak is below this part of its limit does not want more memory."""
 BASELINE_GAP = 0.01
@@ -44,30 +43,6 @@ JOINT, SMALLEST = "joint", "smallest"
 COUNTED = 10_000
 """Storages smaller than this part of all that forward makes are kept: too small to matter, too many to decide on. It
 does not depend on the budget, so that all budgets see one program."""
-
-
-@dataclass
-class _Limits:
-    """On the peak of a program, one after the other, until the plan that it finds takes what there is."""
-
-    now: float
-    fitted: float = 0.0
-    """The largest under which the plan fitted."""
-    exceeded: float = math.inf
-    """The smallest under which it did not."""
-
-    def move(self, peak: float, room: float) -> bool:
-        """To the next limit, from the `peak` of the program's solution and the room that its plan left, or lacked when
-        negative. Says whether there is one."""
-        if room >= 0:
-            self.fitted = self.now
-            self.now = self.now + room
-        else:
-            self.exceeded = min(self.now, peak)
-            self.now = self.exceeded + room
-        if not self.fitted < self.now < self.exceeded:
-            self.now = (self.fitted + self.exceeded) / 2
-        return self.now > 0 and self.exceeded - self.fitted > ROOM * self.now
 
 
 @dataclass(frozen=True)
@@ -267,7 +242,7 @@ class Search:
     def _refine(self, mesh: Mesh, seconds: float, bounds: Mapping[int, tuple[float, float]]) -> None:
         """Solve under the budget, then under limits on the program's peak that replay asks for."""
         formulation, budget = self.formulations[mesh], self.budget.device_bytes
-        limits, deadline = _Limits(budget / formulation.unit_bytes), time.monotonic() + seconds
+        limits, deadline = Limits(budget / formulation.unit_bytes), time.monotonic() + seconds
         for number in range(ROUNDS):
             self._say(f"solve {mesh}")
             solution = solve(
