@@ -36,6 +36,8 @@ class StudyModel:
     of_one: int
     budgets: tuple[int, ...]
     """Of a rank of eight GPUs, from what all but holds everything to little."""
+    micro_batches: int = 1
+    """That the batch of eight GPUs is cut into."""
 
     def build(self, size: int) -> tuple[nn.Module, Batch]:
         """On `meta`, in bfloat16."""
@@ -110,7 +112,7 @@ MODELS: Final = {
     ),
     "llama-8b": StudyModel(
         "Llama of 8 billion parameters, 32 layers, sequences of 8192", _llama_8b, _tokens(8192), 64, 1,
-        _gib(70, 60, 50, 40, 30),
+        _gib(70, 60, 50, 40, 30), micro_batches=8,
     ),
     "mixture": StudyModel(
         "Mixture of 8 experts, 2 a token, 8 layers of width 2048, sequences of 4096", _mixture, _tokens(4096), 64, 4,

@@ -140,9 +140,9 @@ def verdict(found: Sequence[Point]) -> str:
 
 def study(model_name: str, cluster: str, budgets: Sequence[int], host: int, gap: float) -> Iterator[Point]:
     model = MODELS[model_name]
-    module, batch = model.build(model.of_eight)
+    module, batch = model.build(model.of_eight // model.micro_batches)
     problem = pose(module, (), batch, cluster=cluster, budget=max(budgets), host=host, optimizer=OPTIMIZER, gap=gap,
-                   time_limit=TIME_LIMIT_SECONDS)  # fmt: skip
+                   accumulate=model.micro_batches, time_limit=TIME_LIMIT_SECONDS)  # fmt: skip
     return points(problem, model_name, budgets)
 
 
@@ -163,7 +163,8 @@ def main() -> None:
         budgets = [parse_size(text) for text in given.budgets.split(",")] if given.budgets else list(model.budgets)
         start = time.perf_counter()
         found = list(study(name, given.cluster, budgets, host, given.gap))
-        heading = f"{name}: {model.title}, batch {model.of_eight}, {given.cluster}, host {format_size(host)}"
+        batch = f"batch {model.of_eight} in {model.micro_batches}"
+        heading = f"{name}: {model.title}, {batch}, {given.cluster}, host {format_size(host)}"
         print(f"{heading}\n{table(found)}\n{verdict(found)}; {time.perf_counter() - start:.0f} s\n", flush=True)
         records += [asdict(point) for point in found]
         if given.json:
