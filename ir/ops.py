@@ -30,6 +30,7 @@ from shardwright.ir.graph import Node
 
 __all__ = [
     "COLLECTIVES",
+    "COPY_OPS",
     "ELEMENTWISE_OPS",
     "RANDOM_OPS",
     "SHAPE_ARGUMENT",
@@ -62,6 +63,9 @@ RANDOM_OPS: Final = frozenset(
     )
 )  # fmt: skip
 """Results depend on a generator."""
+
+COPY_OPS: Final = frozenset({"aten.clone.default", "aten.contiguous.default", "aten._to_copy.default"})
+"""Their result is the operand elsewhere: they move data and compute nothing."""
 
 ELEMENTWISE_OPS: Final = frozenset(
     f"aten.{name}"

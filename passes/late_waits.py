@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from shardwright.ir import Graph, Node
-from shardwright.ir.ops import aliased_operand, is_async_start
+from shardwright.ir.ops import COPY_OPS, aliased_operand, is_async_start
 from shardwright.passes.early_starts import REDUCTIONS
 from shardwright.passes.lifetimes import first_backward, storage_roots
 
 __all__ = ["LateWaits"]
 
 _WAITS = frozenset({"mesh.wait", "tier.wait"})
-_COPIES = frozenset({"aten.cat.default", "aten.clone.default", "aten.contiguous.default", "aten._to_copy.default"})
+_COPIES = COPY_OPS | {"aten.cat.default"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from shardwright.ir import Graph, InputKind, Node
-from shardwright.ir.ops import aliased_operand
+from shardwright.ir.ops import COPY_OPS, aliased_operand
 from shardwright.passes.lifetimes import first_backward
 
 __all__ = ["Prefetch", "block_gather_bytes"]
-
-_COPIES = frozenset({"aten.clone.default", "aten.contiguous.default", "aten._to_copy.default"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def _from_parameters(graph: Graph) -> frozenset[int]:
     known = set(graph.inputs_of(InputKind.PARAM, InputKind.FROZEN, InputKind.BUFFER))
     found = set()
     for position, node in enumerate(graph.nodes):
-        moves = node.op.startswith("mesh.") or node.op in _COPIES or aliased_operand(node) is not None
+        moves = node.op.startswith("mesh.") or node.op in COPY_OPS or aliased_operand(node) is not None
         if moves and node.operands and known.issuperset(node.operands):
             found.add(position)
             known.update(node.results)
