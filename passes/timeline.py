@@ -125,10 +125,7 @@ class _Clock:
             self._wait(node.operands[0])
             self.steps_under_way[node.name] = self.steps_under_way.pop(node.operands[0])
         elif node.op == "tier.stepped":
-            step = self.steps_under_way.pop(node.operands[1])
-            done = max(self.now + step.lost_seconds, step.end_seconds)
-            self.exposed_host_seconds += done - self.now
-            self.now = done
+            self.exposed_host_seconds += self._held_until(self.steps_under_way.pop(node.operands[1]))
         else:
             self._compute(node)
 
@@ -167,12 +164,16 @@ class _Clock:
         flight = self.flights.pop(handle, None)
         if flight is None:
             return
-        done = max(self.now + flight.lost_seconds, flight.end_seconds)
+        seconds = self._held_until(flight)
         if flight.is_collective:
-            self.exposed_communication_seconds += done - self.now
+            self.exposed_communication_seconds += seconds
         else:
-            self.exposed_copy_seconds += done - self.now
-        self.now = done
+            self.exposed_copy_seconds += seconds
+
+    def _held_until(self, flight: _Flight) -> float:
+        """Hold compute until it is done; gives what compute loses to that."""
+        begin, self.now = self.now, max(self.now + flight.lost_seconds, flight.end_seconds)
+        return self.now - begin
 
     def read(self) -> Timeline:
         return Timeline(
