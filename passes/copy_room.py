@@ -8,12 +8,11 @@ room they stay where they are, so this never makes a program hold more than the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import ClassVar
 
 from shardwright.ir import Graph, Node, Phase, Tier
 from shardwright.passes.copies import tier_of
-from shardwright.passes.lifetimes import first_backward, lifetimes, rounded
+from shardwright.passes.lifetimes import curve_bytes, first_backward, lifetimes
 
 __all__ = ["CopyRoom"]
 
@@ -47,13 +46,9 @@ class _Spreading:
     def __post_init__(self) -> None:
         self.border = first_backward(self.graph)
         found = lifetimes(self.graph, _BLOCK_BYTES)
-        self.roots = found.roots
-        change = [0] * (len(self.graph.nodes) + 2)
-        for storage in found.storages:
-            if storage.tier is Tier.DEVICE:
-                change[max(storage.birth, 0)] += storage.num_bytes
-                change[storage.death + 1] -= storage.num_bytes
-        self.held_bytes = list(accumulate(change[:-1]))
+        on_device = [storage for storage in found.storages if storage.tier is Tier.DEVICE]
+        self.roots, self.sizes = found.roots, {storage.name: storage.num_bytes for storage in on_device}
+        self.held_bytes = list(curve_bytes(on_device, len(self.graph.nodes)))
         """While each node runs."""
 
     def run(self) -> tuple[Node, ...]:
@@ -74,7 +69,8 @@ class _Spreading:
         self.before.setdefault(target, []).append(replace(node, phase=phase))
 
     def _num_bytes(self, name: str) -> int:
-        return rounded(self.graph.types[self.roots[name]].num_bytes, _BLOCK_BYTES)
+        """Of the storage on the device."""
+        return self.sizes[self.roots[name]]
 
     def _delay_waits(self) -> dict[str, int]:
         """Copies to the host end, oldest first, where what they hold is wanted. Gives the position of each by the name

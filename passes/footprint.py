@@ -8,12 +8,11 @@ what the caller holds is alive, with the step's temporaries on top. The buffers 
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from shardwright.ir import DTYPE_BYTES, Graph, InputKind, TensorType, Tier
 from shardwright.passes.copies import buffer_bytes, copied_to
 from shardwright.passes.host_steps import stepped_in_backward
-from shardwright.passes.lifetimes import Storage, lifetimes, rounded
+from shardwright.passes.lifetimes import Storage, curve_bytes, lifetimes, rounded
 from shardwright.passes.optimizers import OptimizerSpec, StepKind
 
 __all__ = ["Footprint", "footprint", "lasting_bytes", "stepped"]
@@ -72,7 +71,7 @@ def footprint(
         *_host_steps(graph, on_host, optimizer),
         _disk_buffers(graph),
     )
-    curve, on_host_curve, on_disk_curve = (_curve((s for s in storages if s.tier is tier), end) for tier in Tier)
+    curve, on_host_curve, on_disk_curve = (curve_bytes((s for s in storages if s.tier is tier), end) for tier in Tier)
     position = curve.index(max(curve))
     alive = (s for s in storages if s.tier is Tier.DEVICE and s.num_bytes and s.birth <= position <= s.death)
     return Footprint(
@@ -105,15 +104,6 @@ def lasting_bytes(
 def _accumulated(graph: Graph, parameter: str, block_bytes: int) -> Storage:
     num_bytes = rounded(graph.types[graph.gradients[parameter]].num_bytes, block_bytes)
     return Storage(f"accumulated({parameter})", num_bytes, -1, len(graph.nodes) - 1, Tier.DEVICE)
-
-
-def _curve(storages: Iterable[Storage], end: int) -> tuple[int, ...]:
-    """Bytes alive at each position from 0 to `end`."""
-    change = [0] * (end + 2)
-    for storage in storages:
-        change[max(storage.birth, 0)] += storage.num_bytes
-        change[storage.death + 1] -= storage.num_bytes
-    return tuple(accumulate(change[: end + 1]))
 
 
 def _state(graph: Graph, parameter: str, optimizer: OptimizerSpec, on_host: bool, block_bytes: int) -> Storage:
@@ -161,7 +151,8 @@ def _host_steps(graph: Graph, parameters: Collection[str], optimizer: OptimizerS
         last = max(births[graph.gradients[name]] for name in early)
         yield Storage("host steps", _most_temporaries(graph, early, optimizer), first, last, Tier.HOST)
     late = [name for name in parameters if name not in early]
-    staged = max((2 * graph.types[n].num_bytes + _most_temporaries(graph, (n,), optimizer) for n in late), default=0)
+    kinds = [graph.types[name] for name in late]
+    staged = max((optimizer.host_staged_bytes(k.num_elements, DTYPE_BYTES[k.dtype]) for k in kinds), default=0)
     yield Storage("optimizer step", staged, end, end, Tier.HOST)
 
 
@@ -171,5 +162,5 @@ def _most_temporaries(graph: Graph, parameters: Iterable[str], optimizer: Optimi
 
 
 def _disk_buffers(graph: Graph) -> Storage:
-    sizes = [graph.types[node.name].num_bytes for node in copied_to(graph, Tier.DISK)]
+    sizes = [graph.types[node.name].storage_bytes for node in copied_to(graph, Tier.DISK)]
     return Storage("disk buffers", buffer_bytes(sizes), -1, len(graph.nodes), Tier.HOST)

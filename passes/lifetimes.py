@@ -8,14 +8,15 @@ What the caller holds stays: inputs, parameters and buffers from before the firs
 gradients until after the last. New values of buffers are written into the buffers when forward ends, and die there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from shardwright.ir import Graph, GraphError, Phase, Tier
 from shardwright.ir.ops import aliased_operand
 from shardwright.passes.copies import slot_bytes, tier_of
 
-__all__ = ["Lifetimes", "Storage", "first_backward", "lifetimes", "rounded", "storage_roots"]
+__all__ = ["Lifetimes", "Storage", "curve_bytes", "first_backward", "lifetimes", "rounded", "storage_roots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,15 @@ def storage_roots(graph: Graph) -> dict[str, str]:
 def first_backward(graph: Graph) -> int:
     """Position of the first node of backward; the number of nodes where there is none."""
     return next((i for i, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), len(graph.nodes))
+
+
+def curve_bytes(storages: Iterable[Storage], end: int) -> tuple[int, ...]:
+    """Bytes alive at each position from 0 to `end`."""
+    change = [0] * (end + 2)
+    for storage in storages:
+        change[max(storage.birth, 0)] += storage.num_bytes
+        change[storage.death + 1] -= storage.num_bytes
+    return tuple(accumulate(change[: end + 1]))
 
 
 def lifetimes(graph: Graph, block_bytes: int) -> Lifetimes:

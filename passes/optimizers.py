@@ -98,6 +98,10 @@ class OptimizerSpec:
         """Temporaries of stepping one parameter on the host, beside its gradient and value there."""
         return self.temporary_bytes((num_elements,), element_bytes, StepKind.LOOP)
 
+    def host_staged_bytes(self, num_elements: int, element_bytes: int) -> int:
+        """What a parameter that is stepped behind backward takes there: temporaries, its gradient and its value."""
+        return 2 * num_elements * element_bytes + self.host_temporary_bytes(num_elements, element_bytes)
+
 
 def _with_master(spec: OptimizerSpec) -> OptimizerSpec:
     options = (*spec.options, ("fused", True)) if spec.has_fused else spec.options
