@@ -226,14 +226,18 @@ class _Writer:
         if not hides or not self.host_seconds:
             add_terms(self.step_cost, self.host_seconds)
             return
+        self._hide(self.host_seconds, Phase.BACKWARD)
+
+    def _hide(self, seconds: Terms, phase: Phase) -> None:
+        """exposed >= seconds - compute of the phase; hidden ones cost a little, so that nothing moves for nothing."""
         exposed = self.model.variable(math.inf)
-        row = add_terms({exposed: 1.0}, self.host_seconds, -MS)
-        for (phase, _), compute in self.region_compute.items():
-            if phase is Phase.BACKWARD:
+        row = add_terms({exposed: 1.0}, seconds, -MS)
+        for region, compute in self.region_compute.items():
+            if region[0] is phase:
                 add_terms(row, compute, MS)
         self.model.row(row, 0.0)
         self.cost[exposed] = 1.0 / MS
-        add_terms(self.cost, self.host_seconds, HIDDEN_WEIGHT)
+        add_terms(self.cost, seconds, HIDDEN_WEIGHT)
 
     def _state(self, unit: Unit, variable: int, local: TensorType, static: Terms) -> Terms:
         """The share of the layers whose optimizer state is on the host, where it can be: their layout is this one."""
@@ -259,8 +263,7 @@ class _Writer:
         """A parameter with state on the host passes through there: one after the other, so the largest counts."""
         is_any = self.model.variable(1, integer=True)
         self.model.row({share: 1.0, is_any: -1.0}, upper=0.0)
-        temporaries = self.machine.optimizer.host_temporary_bytes(local.num_elements, DTYPE_BYTES[local.dtype])
-        staged_bytes = 2 * local.num_bytes + temporaries
+        staged_bytes = self.machine.optimizer.host_staged_bytes(local.num_elements, DTYPE_BYTES[local.dtype])
         self.model.row({self.staging: 1.0, is_any: -staged_bytes / self.result.unit_bytes}, 0.0)
 
     def _copies(self) -> None:
@@ -268,17 +271,8 @@ class _Writer:
         way out and one back, the disk either writes or reads, in forward or in backward. The rest stalls."""
         for state in MOVED:
             for phase in Phase:
-                seconds = self._copy_seconds(state, phase)
-                if not seconds:
-                    continue
-                stall = self.model.variable(math.inf)
-                row = add_terms({stall: 1.0}, seconds, -MS)
-                for region, compute in self.region_compute.items():
-                    if region[0] is phase:
-                        add_terms(row, compute, MS)
-                self.model.row(row, 0.0)
-                self.cost[stall] = 1.0 / MS
-                add_terms(self.cost, seconds, HIDDEN_WEIGHT)
+                if seconds := self._copy_seconds(state, phase):
+                    self._hide(seconds, phase)
 
     def _copy_seconds(self, state: State, phase: Phase) -> Terms:
         seconds: Terms = {}
