@@ -1,10 +1,9 @@
 """From a solution of the program to decisions about names: representatives are unfolded over their layers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from shardwright.ir import Decisions, Fate, Gather, Layout, Tier
-from shardwright.planner.fates import FateChoice, State
+from shardwright.planner.fates import AGAIN, FATES, FateChoice, State
 from shardwright.planner.formulation import Formulation
 from shardwright.planner.space import Choice, Space
 
@@ -76,18 +75,10 @@ def _fates(
         names = members.get(storage, (storage,))
         for state in order:
             number = _number(fate, state, values)
-            fates.update(dict.fromkeys(names[:number], _FATES[state]) if state in _FATES else {})
+            fates.update(dict.fromkeys(names[:number], FATES[state]) if state in AGAIN else {})
             spilled.extend(names[:number] if state is State.SPILL else ())
             names = names[number:]
     return fates, spilled
-
-
-_FATES: Final = {
-    State.RECOMPUTE: Fate.RECOMPUTE,
-    State.OFFLOAD: Fate.OFFLOAD,
-    State.SPILL: Fate.OFFLOAD,
-}
-"""Of those that a plan writes down."""
 
 
 def _number(fate: FateChoice, state: State, values: Sequence[float]) -> int:

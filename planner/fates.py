@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from shardwright.ir import Layout, TensorType, Tier, local_shape
+from shardwright.ir import Fate, Layout, TensorType, Tier, local_shape
 from shardwright.passes.copies import buffer_bytes
 from shardwright.planner.flows import Flows, Terms, add_terms
 from shardwright.planner.fold import NO_GROUP
 from shardwright.planner.storages import Life, Storages
 
-__all__ = ["AGAIN", "MOVED", "FateChoice", "FateOptions", "State", "build_fates"]
+__all__ = ["AGAIN", "FATES", "MOVED", "FateChoice", "FateOptions", "State", "build_fates"]
 
 GB = 1e9
 
@@ -39,6 +39,8 @@ class State(StrEnum):
 
 MOVED: Final = {State.OFFLOAD: Tier.HOST, State.SPILL: Tier.DISK}
 """States in which a copy waits for backward, and where."""
+FATES: Final = {State.KEEP: Fate.KEEP, State.RECOMPUTE: Fate.RECOMPUTE, **dict.fromkeys(MOVED, Fate.OFFLOAD)}
+"""States as a plan says them: what is moved is offloaded, wherever to; of what is dropped it says nothing."""
 AGAIN: Final = (State.RECOMPUTE, *MOVED)
 """States in which backward makes or fetches the storage anew."""
 

@@ -4,18 +4,11 @@ from collections.abc import Mapping
 
 from shardwright.ir import Fate, Mesh, PlanError, UserRules
 from shardwright.ir.globs import matches
-from shardwright.planner.fates import State
+from shardwright.planner.fates import FATES
 from shardwright.planner.formulation import Formulation
 from shardwright.planner.space import Unit
 
 __all__ = ["allowed_meshes", "obey", "require_host"]
-
-_FATES = {
-    State.KEEP: Fate.KEEP,
-    State.RECOMPUTE: Fate.RECOMPUTE,
-    State.OFFLOAD: Fate.OFFLOAD,
-    State.SPILL: Fate.OFFLOAD,  # a rule is about what is offloaded, wherever to
-}
 
 
 def allowed_meshes(meshes: tuple[Mesh, ...], rules: UserRules) -> tuple[Mesh, ...]:
@@ -78,7 +71,7 @@ def _obey_fates(formulation: Formulation, rules: UserRules, bounds: dict[int, tu
         return
     for name in formulation.storages.forward:
         choice = formulation.fates.get(formulation.space.fold.key(name))
-        possible = [Fate.KEEP] if choice is None else [fate for state, fate in _FATES.items() if state in choice.counts]
+        possible = [Fate.KEEP] if choice is None else [fate for state, fate in FATES.items() if state in choice.counts]
         if not any(rules.allows_fate(name, fate) for fate in possible):
             offered = ", ".join(dict.fromkeys(possible))
             asked = ", ".join(rules.at(rule) for rule in rules.fates if matches(rule.glob, name))
@@ -87,5 +80,5 @@ def _obey_fates(formulation: Formulation, rules: UserRules, bounds: dict[int, tu
                 " the others need host memory or disk, or a larger storage, or one that backward reads; change the rule"
             )
         if choice is not None:
-            refused = [state for state, fate in _FATES.items() if not rules.allows_fate(name, fate)]
+            refused = [state for state, fate in FATES.items() if not rules.allows_fate(name, fate)]
             bounds.update({choice.counts[state]: (0.0, 0.0) for state in refused if state in choice.counts})
