@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from shardwright.ir import Budget, Graph, InfeasibleError, Mesh, Phase, PlanError, UserRules
+from shardwright.ir import Budget, Fate, Graph, InfeasibleError, Mesh, Phase, PlanError, UserRules
 from shardwright.ir.ops import aliased_operand
 from shardwright.passes.strategies import Rules
 from shardwright.planner.baselines import BASELINES, Recipe, restrict
@@ -205,9 +205,10 @@ class Search:
         return self.pool[-1]
 
     def _judged(self, name: str, formulation: Formulation, solution: Solution) -> Candidate:
-        decisions = decode(formulation, solution.values)
-        copies_first = decode(formulation, solution.values, copies_first=True)
-        wanted = [decisions] if copies_first == decisions else [decisions, copies_first]
+        wanted = [decode(formulation, solution.values)]
+        if Fate.OFFLOAD in wanted[0].fates.values():
+            copies_first = decode(formulation, solution.values, copies_first=True)
+            wanted.extend([copies_first] if copies_first != wanted[0] else [])
         tried = [evaluate(name, self.request.graph, d, self.request.machine, self.budget) for d in wanted]
         spread = min((c.spread or c.replay for c in tried), key=lambda replay: replay.step_seconds)
         found = replace(best(tried), objective_seconds=_objective(formulation.model, solution.values))
