@@ -45,9 +45,8 @@ def emit(
 ) -> Program:
     """The program of `rank`. `groups` has the process group's name of every axis that collectives run over.
 
-    `copies` moves storages to host and back, `disk` to disk, `steps` steps parameters on the
-    host; needed where the graph does. Raises GraphError, and
-    PlanError or DiskError where there is no room for what it moves.
+    `copies` moves storages to host and back, `disk` to disk, `steps` steps parameters on the host; needed where the
+    graph does. Raises GraphError, and PlanError or DiskError where there is no room for what it moves.
     """
     broken = broken_collective(graph, fault) if fault else ""
     target = _Target(graph, mesh, mesh.coordinate(rank), groups, device, copies, disk, steps, broken)

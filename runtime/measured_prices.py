@@ -7,10 +7,10 @@ ranks than cores, or ranks that share a memory bus, they take the contention tha
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Final
+from functools import cached_property, partial
+from typing import Final, TypeVar
 
 import torch
 
@@ -20,7 +20,7 @@ from shardwright.passes.analytical import AnalyticalPrices
 from shardwright.passes.collective_model import span_of
 from shardwright.passes.work import numbered, work_of
 from shardwright.runtime.disk_directory import cluster_disk_path, disk_directory
-from shardwright.runtime.link_curves import LinkCurves
+from shardwright.runtime.link_curves import LinkCurves, Point
 from shardwright.runtime.measure import MeasureError, measure_op
 from shardwright.runtime.measure_disk import DiskCurves, measure_disk
 from shardwright.runtime.measure_links import measure_links
@@ -29,6 +29,8 @@ from shardwright.runtime.profile_db import Price, ProfileDb, Source, Where
 from shardwright.runtime.rank_pool import RankError
 
 __all__ = ["MeasuredPrices", "Question"]
+
+_Curves = TypeVar("_Curves", LinkCurves, DiskCurves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,19 +248,13 @@ class MeasuredPrices:
         if self._device.type != "cpu":
             return None
         num_ranks = self.cluster.ranks_per_node
-        points = [(p.op, p.question, p.seconds) for (kind, _, _), p in self._known.items() if kind == "link"]
-        known = LinkCurves.from_points(num_ranks, points)
-        if known is not None or not self._measure:
-            return known
-        self._progress(f"measuring links of {num_ranks} ranks")
-        try:
-            measured = measure_links(num_ranks)
-        except RankError as error:
-            self._progress(f"links not measured: {error}")
-            return None
-        prices = [Price("link", name, question, _rounded(s)) for name, question, s in measured.points()]
-        held = self._database.record(self._where, prices)
-        return LinkCurves.from_points(num_ranks, [(price.op, price.question, price.seconds) for price in held])
+        return self._curves(
+            "link",
+            ("links", f"links of {num_ranks} ranks"),
+            partial(LinkCurves.from_points, num_ranks),
+            partial(measure_links, num_ranks),
+            LinkCurves.points,
+        )
 
     @cached_property
     def _disk(self) -> DiskCurves | None:
@@ -267,20 +263,38 @@ class MeasuredPrices:
         if self._device.type != "cpu" or self.cluster.disk is None:
             return None
         directory = disk_directory(self.cluster.name, cluster_disk_path(self.cluster))
-        where = f"ranks={self.cluster.ranks_per_node} in {directory}"
-        points = [(p.op, p.question, p.seconds) for (kind, _, _), p in self._known.items() if kind == "disk"]
-        known = DiskCurves.from_points(where, points)
+        num_ranks = self.cluster.ranks_per_node
+        where = f"ranks={num_ranks} in {directory}"
+        return self._curves(
+            "disk",
+            ("disk", f"the disk of {directory}"),
+            partial(DiskCurves.from_points, where),
+            partial(measure_disk, num_ranks, directory),
+            lambda curves: curves.points(where),
+        )
+
+    def _curves(
+        self,
+        kind: str,
+        words: tuple[str, str],
+        read: Callable[[Sequence[Point]], _Curves | None],
+        measure: Callable[[], _Curves],
+        points: Callable[[_Curves], Sequence[Point]],
+    ) -> _Curves | None:
+        """Those the database has, or measured now and kept there; None where they are neither. `words` name them, in
+        short and in full."""
+        known = read([(p.op, p.question, p.seconds) for (held, _, _), p in self._known.items() if held == kind])
         if known is not None or not self._measure:
             return known
-        self._progress(f"measuring the disk of {directory}")
+        self._progress(f"measuring {words[1]}")
         try:
-            measured = measure_disk(self.cluster.ranks_per_node, directory)
+            measured = measure()
         except RankError as error:
-            self._progress(f"disk not measured: {error}")
+            self._progress(f"{words[0]} not measured: {error}")
             return None
-        prices = [Price("disk", name, question, _rounded(s)) for name, question, s in measured.points(where)]
-        held = self._database.record(self._where, prices)
-        return DiskCurves.from_points(where, [(price.op, price.question, price.seconds) for price in held])
+        prices = [Price(kind, name, question, _rounded(seconds)) for name, question, seconds in points(measured)]
+        recorded = self._database.record(self._where, prices)
+        return read([(price.op, price.question, price.seconds) for price in recorded])
 
 
 def _rounded(seconds: float) -> float:
