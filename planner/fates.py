@@ -6,11 +6,12 @@ Equations, per storage v with L copies and its classes c of equal (local bytes, 
   sum_k phi[v, k, c] = sum of choices in c                         (`_shares`)
   n[v, recompute] / L + n[u, drop] / L' <= 1 + k / L for every parent u of v, which has L' copies and stands k layers
   before v                                                       (`chain`)
-The last is sound because recomputed layers are laid out first and dropped ones last, so that no layer is recomputed
-from one that is dropped.
+That is sound because recomputed layers are laid out first and dropped ones last, so that no layer is recomputed from
+one that is dropped. So the last layer is made again, in class c, only where all are:
+  z[v, c] >= sum of L phi[v, k, c] over such k - (L - 1) sum of choices in c     (`_last_again`)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -71,6 +72,28 @@ class FateChoice:
     """State to the share of each class that is in it."""
     class_bytes: tuple[int, ...]
     class_seconds: tuple[float, ...]
+    last_again: tuple[Terms, ...]
+    """Per class: 1 where even the last layer's copy is made again, of that class."""
+    last_recomputed: Terms
+    """1 where even the last layer's copy is recomputed."""
+
+    def layer_terms(self, last: bool) -> tuple[Terms, Terms]:
+        """GB kept and GB made again of one copy: of the last layer's, or of another's on average."""
+        kept, again = self.bytes_terms(State.KEEP), self.bytes_terms(*AGAIN)
+        if self.multiplicity == 1:
+            return kept, again
+        last_again: Terms = {}
+        for share, size in zip(self.last_again, self.class_bytes, strict=True):
+            add_terms(last_again, share, size / GB)
+        # What is dropped comes after what is kept: where there may be any, the last layer's copy is not known.
+        last_kept = kept if State.DROP in self.counts else add_terms(add_terms(dict(kept), again), last_again, -1.0)
+        if last:
+            return last_kept, last_again
+        return self._others(kept, last_kept), self._others(again, last_again)
+
+    def _others(self, average: Terms, last: Terms) -> Terms:
+        num_others = self.multiplicity - 1
+        return add_terms(add_terms({}, average, self.multiplicity / num_others), last, -1.0 / num_others)
 
     def bytes_terms(self, *states: State) -> Terms:
         """GB of one copy, averaged over the layers, in these states."""
@@ -121,7 +144,34 @@ class _Builder:
                 add_terms(row, shares[state][number])
             model.row(row, 0.0, 0.0)
         sizes, seconds = zip(*classes, strict=True)
-        self.found[storage] = FateChoice(storage, copies, counts, shares, sizes, seconds)
+        last = tuple(
+            self._last_again(copies, [shares[s][i] for s in states if s in AGAIN], indicator)
+            for i, indicator in enumerate(classes.values())
+        )
+        recomputed = self._last_recomputed(copies, counts, last)
+        self.found[storage] = FateChoice(storage, copies, counts, shares, sizes, seconds, last, recomputed)
+
+    def _last_again(self, copies: int, again: Sequence[Terms], indicator: Terms) -> Terms:
+        if copies == 1:
+            return {variable: 1.0 for share in again for variable in share}
+        model = self.flows.model
+        last = model.variable()
+        row = add_terms({last: 1.0}, indicator, copies - 1.0)
+        for share in again:
+            add_terms(row, share, -copies)
+        model.row(row, 0.0)
+        return {last: 1.0}
+
+    def _last_recomputed(self, copies: int, counts: Mapping[State, int], again: Sequence[Terms]) -> Terms:
+        if State.RECOMPUTE not in counts:
+            return {}
+        if not any(state in counts for state in MOVED):
+            return {variable: 1.0 for terms in again for variable in terms}
+        if copies == 1:
+            return {counts[State.RECOMPUTE]: 1.0}
+        last = self.flows.model.variable()
+        self.flows.model.row({last: 1.0, counts[State.RECOMPUTE]: -1.0}, 1.0 - copies)
+        return {last: 1.0}
 
     def _states(self, storage: str, life: Life, wanted: bool) -> tuple[State, ...]:
         space = self.flows.space

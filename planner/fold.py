@@ -31,6 +31,10 @@ class Fold:
     def layer(self, name: str) -> int:
         return self.layers.get(name, NO_GROUP)
 
+    def last_layers(self) -> frozenset[str]:
+        """All names in the last layer of their class."""
+        return frozenset(names[-1] for names in self.members().values())
+
     def members(self) -> Mapping[str, tuple[str, ...]]:
         """Representative to all it stands for, by layer, ascending; only of classes."""
         found: dict[str, list[str]] = {}

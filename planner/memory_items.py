@@ -1,22 +1,23 @@
 """What is alive when, as items of the memory rows: storages, redistributed copies, gradients, what is returned.
 
-Needs a formulation with its choices, flows, fates and kept gathers. Adds, per position p of the captured graph,
-  base + sum of the GB of the items alive at p <= peak                                  (`add_memory_rows`)
+Needs a formulation with its choices, flows, fates and kept gathers. Adds, per step s of the captured graph (`needs`),
+  base + sum of the GB of the items alive at s <= peak                                  (`add_memory_rows`)
 with base the parameters and optimizer state. Not in here: collective buffers and gathers in flight. Copies between
 tiers have only the room that is left (`passes/copy_room`).
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
 
 from shardwright.ir import Phase
 from shardwright.ir.ops import is_view
-from shardwright.planner.fates import AGAIN, GB, State
+from shardwright.planner.fates import GB, FateChoice
 from shardwright.planner.flows import Terms, add_terms, is_parameter
 from shardwright.planner.formulation import Formulation
 from shardwright.planner.memory_rows import Items
-from shardwright.planner.needs import Early, Needs
+from shardwright.planner.need_rows import NeedRows
+from shardwright.planner.needs import Needs
 from shardwright.planner.space import AT_REST
 
 __all__ = ["add_memory_rows"]
@@ -31,7 +32,7 @@ def add_memory_rows(formulation: Formulation, needs: Needs, static: Terms) -> No
     model, peak = formulation.model, formulation.peak
     base, units = model.variable(math.inf), GB / formulation.unit_bytes
     model.row(add_terms({base: -1.0}, static, units), 0.0, 0.0)
-    for row in writer.items().rows(writer.positions()):
+    for row in writer.items().rows(writer.steps()):
         model.row(add_terms({base: 1.0, peak: -1.0}, row, units), upper=0.0)
     model.row({base: 1.0, peak: -1.0}, upper=0.0)
 
@@ -40,30 +41,31 @@ def add_memory_rows(formulation: Formulation, needs: Needs, static: Terms) -> No
 class _ItemWriter:
     result: Formulation
     needs: Needs
-    early: dict[str, int] = field(default_factory=dict)
-    """Storage to the variable that says whether it is needed earlier than usual."""
 
     def __post_init__(self) -> None:
         self.space, self.flows, self.fates = self.result.space, self.result.flows, self.result.fates
+        self.need_rows = NeedRows(self.result, self.needs)
+        self.last_layers = self.space.fold.last_layers()
 
     def items(self) -> Items:
         items = Items()
-        self._find_early()
         self._storage_items(items)
         self._version_items(items)
         self._gradient_items(items)
         self._returned_items(items)
         return items
 
-    def positions(self) -> list[int]:
-        """Nodes outside classes, nodes of a class's first and last layer, and the optimizer step."""
-        fold, nodes = self.space.fold, self.space.graph.nodes
+    def steps(self) -> list[int]:
+        """Those of names outside classes and in a class's first and last layer, and the optimizer's."""
+        fold, nodes, steps = self.space.fold, self.space.graph.nodes, self.needs.steps
         ends: dict[int, set[int]] = {}
         for name, group in fold.groups.items():
             ends.setdefault(group, set()).add(fold.layers[name])
         edges = {group: {min(layers), max(layers)} for group, layers in ends.items()}
-        chosen = [i for i, n in enumerate(nodes) if fold.layer(n.name) in edges.get(fold.group(n.name), {-1})]
-        return [*chosen, len(nodes)]
+        of_nodes = {step: node.name for step, node in zip(steps, nodes, strict=False)}
+        of_making = {step: name for name, need in self.needs.of.items() for step in need.starts}
+        chosen = [s for s, n in (of_nodes | of_making).items() if fold.layer(n) in edges.get(fold.group(n), {-1})]
+        return [*sorted(chosen), steps[-1]]
 
     def _bytes_made(self, value: str) -> Terms:
         terms: Terms = {}
@@ -73,48 +75,51 @@ class _ItemWriter:
 
     def _storage_items(self, items: Items) -> None:
         whole = {key: self._bytes_made(key) for key in self._storage_keys()}
-        storages = self.result.storages
+        storages, steps = self.result.storages, self.needs.steps
         for name, life in storages.forward.items():
             key = self.space.fold.key(name)
-            items.add(("whole", key), whole[key], life.born, life.forward_last)
-            end = self.needs.last[name]
-            if end < 0:
+            items.add(("whole", key), whole[key], steps[life.born], steps[life.forward_last])
+            if name not in self.needs.of:
                 continue
             fate = self.fates.get(key)
             if fate is None:
-                items.add(("whole", key), whole[key], life.forward_last + 1, end)
-                continue
-            items.add(("kept", key), fate.bytes_terms(State.KEEP), life.forward_last + 1, end)
-            again = fate.bytes_terms(*AGAIN)
-            items.add(("again", key), again, self.needs.first[name], end)
-            early = self.needs.early.get(name)
-            if early is not None and name in self.early:
-                size = {self.early[name]: max(fate.class_bytes) / GB}
-                items.add(("early", key), size, early.first, self.needs.first[name] - 1)
+                items.add(("whole", key), whole[key], steps[life.forward_last] + 1, self.needs.final(name))
+            else:
+                self._fate_items(items, name, fate, steps[life.forward_last] + 1)
         for name, life in storages.backward.items():
             key = self.space.fold.key(name)
-            items.add(("whole", key), whole[key], life.born, max(life.backward_uses))
+            items.add(("whole", key), whole[key], steps[life.born], steps[max(life.backward_uses)])
 
-    def _find_early(self) -> None:
-        """A storage that is made again is needed early when a child is recomputed, or made again and needed early
-        itself: e >= again + child - 1. Children first."""
-        for name, early in self.needs.early.items():
-            fate = self.fates.get(self.space.fold.key(name))
-            again = [fate.counts[state] for state in AGAIN if state in fate.counts] if fate else []
-            if not again or fate is None:
-                continue
-            self.early[name] = self.result.model.variable()
-            for trigger in self._triggers(early):
-                row = {self.early[name]: 1.0, **dict.fromkeys(again, -1.0 / fate.multiplicity)}
-                self.result.model.row(add_terms(row, trigger, -1.0), -1.0)
+    def _fate_items(self, items: Items, name: str, fate: FateChoice, start: int) -> None:
+        """From `start` on: kept, as long as it is needed since; made again, where it also was needed by then."""
+        key, is_last = fate.storage, name in self.last_layers
+        kept, again = fate.layer_terms(is_last)
+        for begin, end in self._segments(name, start):
+            since, by = self.need_rows.since(name, end), self.need_rows.by(name, begin)
+            if since is not None:
+                self._where(items, ("kept", key, is_last), kept, (since,), begin, end)
+            if since is not None and by is not None:
+                self._where(items, ("again", key, is_last), again, (by, since), begin, end)
 
-    def _triggers(self, early: Early) -> Iterator[Terms]:
-        for child in early.children:
-            made = self.fates.get(self.space.fold.key(child))
-            if made is not None and State.RECOMPUTE in made.counts and not self.result.storages.has_layers:
-                yield {made.counts[State.RECOMPUTE]: 1.0 / made.multiplicity}
-            if child in self.early:
-                yield {self.early[child]: 1.0}
+    def _segments(self, name: str, start: int) -> Iterator[tuple[int, int]]:
+        """Runs of steps from `start` on, in which it does not matter which of them needs the storage."""
+        need, latest = self.needs.of[name], self.needs.latest(name)
+        ends = {need.last, *latest, *(p - 1 for p in need.starts)}
+        for end in sorted(ends):
+            if end >= start:
+                yield start, end
+                start = end + 1
+
+    def _where(self, items: Items, key: Hashable, terms: Terms, needed: tuple[int, ...], start: int, end: int) -> None:
+        """An item that is there where all that is needed is 1: g >= terms - largest * the number that is 0."""
+        asked = tuple(dict.fromkeys(v for v in needed if v != self.need_rows.always))
+        if asked and (key, asked) not in items.terms:
+            units = GB / self.result.unit_bytes
+            held, largest = self.result.model.variable(math.inf), max(terms.values(), default=0.0) * units
+            row = add_terms(add_terms({held: 1.0}, terms, -units), dict.fromkeys(asked, -1.0), largest)
+            self.result.model.row(row, -largest * len(asked))
+            terms = {held: 1.0 / units}
+        items.add((key, asked), items.terms.get((key, asked), terms), start, end)
 
     def _storage_keys(self) -> list[str]:
         storages, fold = self.result.storages, self.space.fold
@@ -137,8 +142,9 @@ class _ItemWriter:
                         old = spans.get((group, operand), (start, end))
                         spans[group, operand] = (min(old[0], start), max(old[1], end))
         sizes, kept, phases = self._group_bytes()
-        forward_end = self.result.storages.num_forward
-        for (group, _), (start, end) in spans.items():
+        steps, forward_end = self.needs.steps, self.needs.steps[self.result.storages.num_forward]
+        for (group, _), (first, last) in spans.items():
+            start, end = steps[first], steps[last]
             items.add(("version", group), sizes[group], start, end)
             ahead = phases[group] is Phase.FORWARD
             waiting = (end + 1, forward_end) if ahead else (forward_end + 1, start - 1)
@@ -202,30 +208,31 @@ class _ItemWriter:
         graph, fold, storages = self.space.graph, self.space.fold, self.result.storages
         positions = {result: i for i, node in enumerate(graph.nodes) for result in node.results}
         births = sorted({positions[gradient] for gradient in graph.gradients.values()})
+        steps = self.needs.steps
         for param, gradient in graph.gradients.items():
             born, key = positions[gradient], fold.key(param)
             last = max((positions[gradient], *graph.users.get(gradient, ())))
             start = last + 1 if storages.roots[gradient] in storages.backward else born
             at_rest, sent = self._bytes_made(key), self.result.sent_gradients.get(key, {})
-            items.add(("gradient", key), add_terms(dict(at_rest), sent, -1.0), start, len(graph.nodes))
+            items.add(("gradient", key), add_terms(dict(at_rest), sent, -1.0), steps[start], steps[-1])
             gone = births[births.index(born) + 2 :][:1]
-            items.add(("sent gradient", key), sent, start, gone[0] if gone else len(graph.nodes))
+            items.add(("sent gradient", key), sent, steps[start], steps[gone[0]] if gone else steps[-1])
             if self.result.machine.accumulate > 1:
-                items.add(("accumulated", key), at_rest, 0, len(graph.nodes) - 1)
+                items.add(("accumulated", key), at_rest, 0, steps[-1] - 1)
 
     def _returned_items(self, items: Items) -> None:
         """The caller holds the loss and the outputs, whole, until the step ends."""
-        graph, storages = self.space.graph, self.result.storages
+        graph, storages, steps = self.space.graph, self.result.storages, self.needs.steps
         held = ((graph.loss,) if graph.loss else ()) + tuple(graph.outputs.values())
         for value in dict.fromkeys(name for name in held if storages.roots.get(name) in storages.forward):
             root = storages.roots[value]
             key = self.space.fold.key(value)
             made = self.flows.made(key)
             itself = made.pop(self.space.targets[key], {})
-            last = max(storages.forward[root].forward_last, self.needs.last[root])
+            last = max(steps[storages.forward[root].forward_last], self.needs.final(root))
             size = graph.types[root].num_bytes / GB
-            items.add(("returned", value), add_terms({}, itself, size), last + 1, len(graph.nodes))
+            items.add(("returned", value), add_terms({}, itself, size), last + 1, steps[-1])
             copied = add_terms(
                 {}, {v: 1.0 for terms in made.values() for v in terms}, graph.types[value].num_bytes / GB
             )
-            items.add(("returned copy", value), copied, storages.forward[root].born, len(graph.nodes))
+            items.add(("returned copy", value), copied, steps[storages.forward[root].born], steps[-1])

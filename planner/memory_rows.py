@@ -1,8 +1,9 @@
-"""Memory as rows: what is alive at each position, as counts of items whose bytes are linear in the variables.
+"""Memory as rows: what is alive at each step, as counts of items whose bytes are linear in the variables.
 
 An item is one storage of one kind (whole, kept, made again, redistributed, gradient); equal layers share items, so
-a row says how many copies are alive. Within a class of layers the rows of first and last layer bound all others, since
-counts are linear in the layer. Rows that another row covers in every item are dropped.
+a row says how many copies are alive. Within a class of layers the rows of first and last layer bound all others: counts
+are linear in the layer, and what the last layer holds is known by itself (`fates`). Rows that another row covers in
+every item are dropped.
 """
 
 from collections.abc import Hashable, Sequence
@@ -17,7 +18,7 @@ __all__ = ["Items"]
 
 @dataclass
 class Items:
-    """Spans of positions, both ends included."""
+    """Spans of steps, both ends included."""
 
     terms: dict[Hashable, Terms] = field(default_factory=dict)
     spans: list[tuple[int, int, Hashable]] = field(default_factory=list)
@@ -29,13 +30,13 @@ class Items:
         self.terms[key] = terms
         self.spans.append((start, end, key))
 
-    def rows(self, positions: Sequence[int]) -> list[Terms]:
-        """GB alive at each of the positions, without rows covered by others."""
+    def rows(self, steps: Sequence[int]) -> list[Terms]:
+        """GB alive at each of the steps, without rows covered by others."""
         columns = {key: number for number, key in enumerate(self.terms)}
-        index = {position: row for row, position in enumerate(positions)}
+        index = {step: row for row, step in enumerate(steps)}
         last = max((end for _, end, _ in self.spans), default=0)
-        # Prefix sums over the positions asked for: a span covers a run of rows.
-        starts = np.searchsorted(np.asarray(positions), np.arange(last + 2))
+        # Prefix sums over the steps asked for: a span covers a run of rows.
+        starts = np.searchsorted(np.asarray(steps), np.arange(last + 2))
         changes = np.zeros((len(index) + 1, len(columns)), dtype=np.int32)
         for start, end, key in self.spans:
             changes[starts[start], columns[key]] += 1

@@ -1,60 +1,125 @@
-"""When backward needs a forward storage: for itself, and for recomputing others from it."""
+"""When backward needs a forward storage: for itself, and for recomputing others from it.
+
+Whether another is recomputed is known one by one for storages outside layers and of the last layer of a class
+(`fates`). Of other layers only numbers are known: there whatever may be recomputed counts as recomputed.
+
+Before a node runs, what it needs is made again, a storage after the other. So time goes on in steps: a step for every
+node, and before it one for every storage that may have to be made again for it, in the order of forward.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from shardwright.planner.fold import NO_GROUP
 from shardwright.planner.space import Space
 from shardwright.planner.storages import Life, Storages
 
-__all__ = ["Early", "Needs", "find_needs"]
+__all__ = ["NEVER", "Need", "Needs", "find_needs"]
 
 NEVER = 1 << 60
+MOST_STARTS = 6
+"""Nodes kept apart for which a storage may first be needed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
-    """A storage is needed earlier than usual when one of these is recomputed."""
+class Need:
+    """Steps of backward that need one storage."""
 
     first: int
-    children: tuple[str, ...]
+    """The one at which it is made again in any case, if it is at all; NEVER where there is none."""
+    last: int
+    """The last that needs it in any case, or -1."""
+    starts: tuple[int, ...]
+    """At one of these it is made again, if at all; ascending, none after `first`."""
+    asking: tuple[str, ...]
+    """Storages that need it when they are recomputed, at the step at which they are made."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Positions in backward; conservative where it depends on the fates of others."""
-
-    first: Mapping[str, int]
-    """Earliest position that needs the storage: for itself, and in a graph with equal layers, where fates are numbers
-    of layers, for whatever may be recomputed from it."""
-    last: Mapping[str, int]
-    """Latest such position, or -1 where backward never needs it."""
+    of: Mapping[str, Need]
+    """Only storages that backward may need; what is made from a storage stands before it."""
     wanted: frozenset[str]
     """Storages that recomputing another may read."""
-    early: Mapping[str, Early]
-    """What recomputing others asks for beyond that, in a graph without equal layers: there a chain of operators would
-    seem to need everything at the start of backward."""
+    steps: tuple[int, ...]
+    """Of every node, and of the optimizer."""
+
+    def final(self, name: str) -> int:
+        """The last step that may need the storage, or -1."""
+        return max((self.of[name].last, *self.latest(name)[-1:])) if name in self.of else -1
+
+    def latest(self, name: str) -> tuple[int, ...]:
+        """Steps after `last` that may need the storage, ascending."""
+        need = self.of[name]
+        return tuple(sorted({step for child in need.asking for step in self.of[child].starts if step > need.last}))
 
 
 def find_needs(space: Space, storages: Storages) -> Needs:
-    """A storage is needed where backward reads it, and where a child that may be recomputed is first needed."""
-    first: dict[str, int] = {}
-    sooner: dict[str, int] = {}
-    last: dict[str, int] = {}
-    wanted = set()
-    early: dict[str, Early] = {}
-    for name, life in reversed(list(storages.forward.items())):
-        children = [c for c in life.children if _recomputable(storages.forward[c]) and sooner[c] < NEVER]
-        always = [first[c] for c in children if storages.has_layers]
-        first[name] = min((*life.backward_uses, *always), default=NEVER)
-        sooner[name] = min((first[name], *(sooner[c] for c in children)))
-        last[name] = max((*life.backward_uses, *(first[c] for c in children if first[c] < NEVER)), default=-1)
-        if children:
-            wanted.add(name)
-        asking = tuple(c for c in children if sooner[c] < first[name])
-        if asking:
-            early[name] = Early(sooner[name], asking)
-            first[name] = min(first[name], last[name]) if last[name] >= 0 else first[name]
-    return Needs(first, last, frozenset(wanted), early)
+    return _Finder(space, storages).find()
+
+
+@dataclass
+class _Finder:
+    space: Space
+    storages: Storages
+    starts: dict[str, list[int]] = field(default_factory=dict)
+    """Storage to the nodes for which it may first be needed, ascending."""
+    certain: set[str] = field(default_factory=set)
+    """Storages that are needed in any case, for the last of these nodes at the latest."""
+    sure: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Storage to those made from it that count as recomputed."""
+    asking: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def find(self) -> Needs:
+        fold, last_layers = self.space.fold, self.space.fold.last_layers()
+        known = {name for name in self.storages.forward if fold.group(name) == NO_GROUP or name in last_layers}
+        for name, life in reversed(list(self.storages.forward.items())):
+            self._find_starts(name, life, known)
+        steps, making = self._steps()
+        found = {name: self._need(name, steps, making) for name in self.starts}
+        wanted = frozenset(name for name in self.starts if self.sure[name] or self.asking[name])
+        return Needs(found, wanted, steps)
+
+    def _find_starts(self, name: str, life: Life, known: set[str]) -> None:
+        children = [c for c in life.children if c in self.starts and _recomputable(self.storages.forward[c])]
+        asking = tuple(c for c in children if name in known and c in known)
+        sure = tuple(c for c in children if c not in asking)
+        own = {*life.backward_uses, *(node for c in sure for node in self.starts[c])}
+        if not own and not asking:
+            return
+        first = min(own, default=NEVER)
+        sooner = {node for c in asking for node in self.starts[c] if node < first}
+        self.starts[name] = _thinned(sorted(sooner | ({first} if own else set())))
+        self.certain.update([name] if own else [])
+        self.sure[name], self.asking[name] = sure, asking
+
+    def _steps(self) -> tuple[tuple[int, ...], dict[tuple[str, int], int]]:
+        """Of nodes; of making a storage for a node."""
+        made: dict[int, list[str]] = {}
+        for name in reversed(self.starts):
+            for node in self.starts[name]:
+                made.setdefault(node, []).append(name)
+        steps: list[int] = []
+        making: dict[tuple[str, int], int] = {}
+        step = 0
+        for node in range(self.storages.num_nodes + 1):
+            for name in made.get(node, ()):
+                making[name, node] = step
+                step += 1
+            steps.append(step)
+            step += 1
+        return tuple(steps), making
+
+    def _need(self, name: str, steps: tuple[int, ...], making: Mapping[tuple[str, int], int]) -> Need:
+        uses = [steps[node] for node in self.storages.forward[name].backward_uses]
+        last = max((*uses, *(making[c, node] for c in self.sure[name] for node in self.starts[c])), default=-1)
+        starts = tuple(making[name, node] for node in self.starts[name])
+        return Need(starts[-1] if name in self.certain else NEVER, last, starts, self.asking[name])
+
+
+def _thinned(starts: list[int]) -> list[int]:
+    """The first, and of the others those that come last: most storages are needed then."""
+    return starts if len(starts) <= MOST_STARTS else [starts[0], *starts[1 - MOST_STARTS :]]
 
 
 def _recomputable(life: Life) -> bool:

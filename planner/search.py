@@ -34,10 +34,8 @@ ROUNDS = 4
 BINDS = 0.97
 """A solution whose peak is below this part of its limit does not want more memory."""
 BASELINE_GAP = 0.01
-TIME_WEIGHT = 0.1
-"""Of time against peak, both relative to a plan in hand, when the smallest is sought."""
 SMALLEST_SECONDS = 10.0
-"""Per mesh, to find the plan that needs least."""
+"""Per mesh, to find how little memory does, and again for the fastest plan in it."""
 JOINT, SMALLEST = "joint", "smallest"
 """Names of candidates that are not baselines."""
 COUNTED = 10_000
@@ -215,7 +213,8 @@ class Search:
         return found if spread.peak_bytes <= self.budget.device_bytes else replace(found, spread=spread)
 
     def _solve_meshes(self) -> None:
-        """Relaxations first: a mesh whose bound is no better than a plan in hand is not solved."""
+        """Relaxations first: but for the best of all, a mesh whose bound is no better than a plan in hand is skipped.
+        Where a baseline is the program's best, another plan may yet be the best by replay."""
         budget = self.budget.device_bytes
         for mesh, formulation in self.formulations.items():
             self._say(f"relax {mesh}")
@@ -225,23 +224,28 @@ class Search:
                 relative_gap=self.request.gap,
             )
             self.bounds[mesh] = math.inf if solution.status is Status.INFEASIBLE else max(solution.bound, 0.0) / 1e3
-        order = sorted(self.formulations, key=lambda m: self.bounds[m])
+        order = sorted((m for m, bound in self.bounds.items() if bound < math.inf), key=lambda m: self.bounds[m])
         for number, mesh in enumerate(order):
-            if self.bounds[mesh] < self._best_objective() * (1 - self.request.gap):
+            if number == 0 or self.bounds[mesh] < self._best_objective() * (1 - self.request.gap):
                 self._solve_mesh(mesh, self._remaining() / (len(order) - number))
 
     def _best_objective(self) -> float:
         return min((c.objective_seconds for c in self.pool if c.fits), default=math.inf)
 
     def _solve_mesh(self, mesh: Mesh, seconds: float) -> None:
-        """With everything allowed, then with nothing moved to host or disk: replay may find that copies do not hide."""
-        moving = _moving(self.formulations[mesh])
-        self._refine(mesh, seconds / 2 if moving else seconds, {})
-        if moving:
-            self._refine(mesh, seconds / 2, dict.fromkeys(moving, (0.0, 0.0)))
+        """With everything allowed; then with no activations moved to host or disk, then with nothing moved, where what
+        was found does: replay may find that copies do not hide."""
+        moving, deadline = _moving(self.formulations[mesh]), time.monotonic() + seconds
+        found = self._refine(mesh, seconds / 2 if any(moving) else seconds, {})
+        fixed: dict[int, tuple[float, float]] = {}
+        for number, variables in enumerate(moving):
+            if variables and (not found or any(values[v] > 0.5 for values in found for v in variables)):
+                fixed.update(dict.fromkeys(variables, (0.0, 0.0)))
+                found = self._refine(mesh, (deadline - time.monotonic()) / (len(moving) - number), fixed)
 
-    def _refine(self, mesh: Mesh, seconds: float, bounds: Mapping[int, tuple[float, float]]) -> None:
-        """Solve under the budget, then under limits on the program's peak that replay asks for."""
+    def _refine(self, mesh: Mesh, seconds: float, bounds: Mapping[int, tuple[float, float]]) -> list[tuple[float, ...]]:
+        """Solve under the budget, then under limits on the program's peak that replay asks for; all solutions."""
+        found: list[tuple[float, ...]] = []
         formulation, budget = self.formulations[mesh], self.budget.device_bytes
         limits, deadline = Limits(budget / formulation.unit_bytes), time.monotonic() + seconds
         for number in range(ROUNDS):
@@ -255,37 +259,31 @@ class Search:
                 self.bounds[mesh] = max(self.bounds[mesh], solution.bound / 1e3)
                 self.interrupted |= solution.status is Status.FEASIBLE
             if not solution.values:
-                return
+                break
+            found.append(solution.values)
             candidate = self._adopt(JOINT, formulation, solution)
             room = budget - _wanted_bytes(candidate, self.request.gap)
             peak = solution.values[formulation.peak]
             if 0 <= room and (room < ROOM * budget or peak < BINDS * limits.now):
-                return
+                break
             if not limits.move(peak, room / formulation.unit_bytes) or time.monotonic() > deadline:
-                return
+                break
+        return found
 
     def _smallest(self) -> None:
-        """The plans that need least; replay says how much that is."""
+        """The plans that need least, the fastest of each mesh: with no price on time a plan moves bytes for nothing.
+        Replay says how much it is."""
+        gap = min(BASELINE_GAP, self.request.gap)
         for mesh, formulation in self.formulations.items():
             self._say(f"smallest {mesh}")
-            solution = solve(
-                self._least_peak(formulation), time_limit_seconds=SMALLEST_SECONDS, relative_gap=BASELINE_GAP
-            )
-            if solution.values:
-                self._adopt(SMALLEST, formulation, solution)
-
-    def _least_peak(self, formulation: Formulation) -> LinearModel:
-        """The program that minimises its peak, and a little its time: with no price on time a plan moves bytes for
-        nothing, and what is in flight costs memory that the rows do not know."""
-        known = [c for c in self.pool if 0 < c.objective_seconds < math.inf]
-        cost = {formulation.peak: 1.0}
-        if known:
-            fastest = min(known, key=lambda c: c.objective_seconds)
-            weight = (
-                TIME_WEIGHT * fastest.replay.peak_bytes / formulation.unit_bytes / (fastest.objective_seconds * 1e3)
-            )
-            cost = {i: c * weight for i, c in enumerate(formulation.model.cost) if c} | cost
-        return formulation.model.with_cost(cost)
+            program = formulation.model.with_cost({formulation.peak: 1.0})
+            least = solve(program, time_limit_seconds=SMALLEST_SECONDS, relative_gap=gap)
+            if not least.values:
+                continue
+            limit = least.values[formulation.peak] * (1 + gap)
+            program = formulation.model.with_bounds({formulation.peak: (0.0, limit)})
+            fastest = solve(program, time_limit_seconds=SMALLEST_SECONDS, relative_gap=BASELINE_GAP)
+            self._adopt(SMALLEST, formulation, fastest if fastest.values else least)
 
     def _infeasible(self) -> InfeasibleError:
         """Names the least of what planning at that budget finds again, whatever it was asked for before."""
@@ -305,10 +303,10 @@ class Search:
         )
 
 
-def _moving(formulation: Formulation) -> list[int]:
-    """Variables that put something on host or disk."""
+def _moving(formulation: Formulation) -> tuple[list[int], list[int]]:
+    """Variables that put activations, and optimizer state, on host or disk."""
     moved = [c.counts[state] for c in formulation.fates.values() for state in MOVED if state in c.counts]
-    return [*moved, *formulation.host.values()]
+    return moved, list(formulation.host.values())
 
 
 def _wanted_bytes(candidate: Candidate, gap: float) -> int:

@@ -39,8 +39,6 @@ class Storages:
     num_forward: int
     """Nodes of forward: the first position of backward."""
     num_nodes: int
-    has_layers: bool
-    """Whether some of them are equal layers, of which the first stands for all."""
 
 
 def find_storages(graph: Graph, layers: Mapping[str, int]) -> Storages:
@@ -69,7 +67,7 @@ def find_storages(graph: Graph, layers: Mapping[str, int]) -> Storages:
                 if root in forward and layers.get(root, -1) not in (layer, -1):
                     forward[root].crosses = True
     num_forward = sum(node.phase is Phase.FORWARD for node in graph.nodes)
-    return Storages(roots, forward, backward, num_forward, len(graph.nodes), bool(layers))
+    return Storages(roots, forward, backward, num_forward, len(graph.nodes))
 
 
 def _note_read(life: Life | None, position: int, in_forward: bool) -> None:

@@ -165,47 +165,64 @@ class _Judge:
             total += 2 * self.prices.copy_seconds(local.num_bytes) if on_host else 0.0
         return total
 
-    def needs(self) -> dict[str, tuple[int, int]]:
-        """Forward storage to the first and last position of backward at which it is needed, should it be made again.
+    def steps(self) -> tuple[list[int], dict[str, tuple[int, int]]]:
+        """When every node and the optimizer run, and when backward first and last has each forward storage in use.
 
-        Where backward reads it itself; and, if something is made again from it that may be wanted sooner than that,
-        from the first position at which anything could be.
+        Before a node runs, what it needs is made again, each in a step of its own, in the order of forward.
         """
-        found: dict[str, tuple[int, int]] = {}
-        usual: dict[str, int] = {}
-        soonest: dict[str, int] = {}
-        early: set[str] = set()
-        nodes = self.graph.nodes
-        for node in reversed(nodes):
-            if node.phase is not Phase.FORWARD or aliased_operand(node) is not None:
-                continue
-            readers = [(i, n) for i, n in enumerate(nodes) if node.name in {self.roots.get(o, o) for o in n.operands}]
-            own = [position for position, reader in readers if reader.phase is Phase.BACKWARD]
-            made_from_it = [reader.name for _, reader in readers if reader.name in found]
-            if not own and not made_from_it:
-                continue
-            final = max((*own, *(usual[name] for name in made_from_it)))
-            usual[node.name] = min(own, default=final)
-            soonest[node.name] = min((*own, *(soonest[name] for name in made_from_it)))
-            sooner = [name for name in made_from_it if soonest[name] < usual[node.name]]
-            if any(self.fates.get(name) == Fate.RECOMPUTE or name in early for name in sooner):
-                early.update([node.name] if self.fates.get(node.name, Fate.KEEP) not in (Fate.KEEP, DROPPED) else [])
-            found[node.name] = (soonest if node.name in early else usual)[node.name], final
-        return found
+        steps: list[int] = []
+        used: dict[str, tuple[int, int]] = {}
+        forward = [n.name for n in self.graph.nodes if n.phase is Phase.FORWARD and aliased_operand(n) is None]
+        clock = 0
+        for node in self.graph.nodes:
+            if node.phase is Phase.BACKWARD:
+                wanted = self.made_again_for(node, used)
+                for name in (name for name in forward if name in wanted):
+                    used[name] = (clock, clock)
+                    self.use(used, self.graph.producers[name], clock, self.fates.get(name) == Fate.RECOMPUTE)
+                    clock += 1
+                self.use(used, node, clock, True)
+            steps.append(clock)
+            clock += 1
+        return [*steps, clock], used
+
+    def made_again_for(self, node: Node, made: Mapping[str, tuple[int, int]]) -> set[str]:
+        wanted: set[str] = set()
+        waiting = [node]
+        while waiting:
+            for name in self.forward_storages(waiting.pop()):
+                if self.fates.get(name, Fate.KEEP) in (Fate.KEEP, DROPPED) or name in made or name in wanted:
+                    continue
+                wanted.add(name)
+                waiting.extend([self.graph.producers[name]] if self.fates[name] == Fate.RECOMPUTE else [])
+        return wanted
+
+    def use(self, used: dict[str, tuple[int, int]], node: Node, step: int, reads: bool) -> None:
+        for name in self.forward_storages(node) if reads else ():
+            used[name] = (used.get(name, (step, step))[0], step)
+
+    def forward_storages(self, node: Node) -> list[str]:
+        roots = dict.fromkeys(self.roots.get(name, name) for name in node.operands)
+        makers = {root: self.graph.producers.get(root) for root in roots}
+        return [root for root, maker in makers.items() if maker is not None and maker.phase is Phase.FORWARD]
 
     def peak_bytes(self) -> int:
         nodes, end = self.graph.nodes, len(self.graph.nodes)
-        held = [0] * (end + 1)
+        steps, used = self.steps()
+        held = [0] * (steps[-1] + 1)
+
+        def hold_steps(num_bytes: int, start: int, last: int) -> None:
+            for step in range(start, last + 1):
+                held[step] += num_bytes
 
         def hold(num_bytes: int, start: int, last: int) -> None:
-            for position in range(start, last + 1):
-                held[position] += num_bytes
+            """From a node to another."""
+            hold_steps(num_bytes, steps[start], steps[last])
 
         static = sum(self.local(given.name).num_bytes for given in self.graph.inputs)
         for param in self.graph.inputs_of(InputKind.PARAM):
             if self.decisions.tiers.get(param) is not Tier.HOST:
                 static += self.machine.optimizer.state_bytes(self.local(param).num_elements, 4)
-        needs = self.needs()
         num_forward = sum(node.phase is Phase.FORWARD for node in nodes)
         for position, node in enumerate(nodes):
             if aliased_operand(node) is not None:
@@ -217,19 +234,16 @@ class _Judge:
                 continue
             last = max((position, *(i for i in reads if nodes[i].phase is Phase.FORWARD)))
             hold(size, position, last)
-            if node.name not in needs:
+            if node.name not in used:
                 continue
-            fate = self.fates.get(node.name, Fate.KEEP)
-            first, final = needs[node.name]
-            if fate == Fate.KEEP:
-                hold(size, last + 1, final)
-            elif fate != DROPPED:
-                hold(size, first, final)
+            again = self.fates.get(node.name, Fate.KEEP) != Fate.KEEP
+            hold_steps(size, used[node.name][0] if again else steps[last] + 1, used[node.name][1])
         for value, layout, phase, start, last in self.spans():
             size = self.local(value, layout).num_bytes
             hold(size, start, last)
             if (value, layout) in self.kept:
-                hold(size, *((last + 1, num_forward) if phase is Phase.FORWARD else (num_forward + 1, start - 1)))
+                waits = (steps[last] + 1, steps[num_forward]), (steps[num_forward] + 1, steps[start] - 1)
+                hold_steps(size, *waits[phase is Phase.BACKWARD])
         for param, gradient in self.graph.gradients.items():
             made = next(i for i, n in enumerate(nodes) if gradient in n.results)
             last = max((made, *self.graph.users.get(gradient, ())))
@@ -244,7 +258,8 @@ class _Judge:
             reads = [i for i, n in enumerate(nodes) if root in {self.roots.get(o, o) for o in n.operands}]
             if self.decisions.layouts[value] == replicated(self.mesh):
                 in_forward = [i for i in reads if nodes[i].phase is Phase.FORWARD]
-                hold(self.graph.types[root].num_bytes, max(made, *in_forward, needs.get(root, (0, 0))[1]) + 1, end)
+                read = max(steps[made], *(steps[i] for i in in_forward), used.get(root, (0, 0))[1])
+                hold_steps(self.graph.types[root].num_bytes, read + 1, steps[end])
             else:
                 hold(self.graph.types[value].num_bytes, made, end)
         return static + max(held)

@@ -21,8 +21,9 @@ MOST_STORAGES = 8
 
 @draw.composite
 def dags(pick: draw.DrawFn) -> Graph:
-    """Forward reads what was made before; backward reads its own last value and forward at random. One parameter."""
-    num_forward = pick(draw.integers(2, 4))
+    """Forward reads what was made before and ends in the loss; backward reads its own last value and forward at random.
+    One parameter."""
+    num_forward = pick(draw.integers(2, 5))
     num_backward = pick(draw.integers(1, MOST_STORAGES - num_forward))
     writer = GraphWriter("dag")
     writer.given("x", InputKind.INPUT, _size(pick), WIDTH)
@@ -32,12 +33,12 @@ def dags(pick: draw.DrawFn) -> Graph:
         newest = made[-1] if number else "x"
         made.append(_call(pick, writer, f"f{number}", newest, made))
     writer.phase = Phase.BACKWARD
-    last = made[-1]
+    loss = last = made[-1]
     for number in range(num_backward - 1):
         last = _call(pick, writer, f"b{number}", last, made)
     shape = writer.types["p"].shape
     last = writer.call(OPS["mul"], Ref(last), Ref(pick(draw.sampled_from(made))), to="gradient", shape=shape)
-    return writer.graph(gradients={"p": last})
+    return writer.graph(loss=loss, gradients={"p": last})
 
 
 def _size(pick: draw.DrawFn) -> int:
