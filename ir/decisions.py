@@ -20,10 +20,10 @@ class Fate(StrEnum):
 
 
 class Gather(StrEnum):
-    """What becomes of the gathered copy of a split parameter between forward and backward."""
+    """What becomes of a redistributed copy, such as a split parameter gathered, between forward and backward."""
 
     AGAIN = "again"
-    """Freed after forward, gathered again in backward (FSDP's reshard_after_forward)."""
+    """Freed after forward, made again in backward (of parameters: FSDP's reshard_after_forward)."""
     KEEP = "keep"
 
 
@@ -76,7 +76,7 @@ class Decisions:
     fates: Mapping[str, Fate] = field(default_factory=dict)
     """By the value that made the storage (never a view)."""
     gathers: Mapping[str, Gather] = field(default_factory=dict)
-    """By parameter; those not named are gathered again."""
+    """By the value that is copied; copies of those not named are made again."""
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     """Where a parameter's optimizer state lives, device or host; those not named: on the device.
     Where the copy of an offloaded storage lies, host or disk; those not named: on the host."""

@@ -73,7 +73,7 @@ def _decisions(lines: Mapping[str, list[Cursor]], graph: Graph, mesh: Mesh) -> D
     for fate in Fate:
         for line in lines.get(fate.value, []):
             fates.read(line, _fate_reader(fate), lambda found: " ".join(found).rstrip())
-    gathers: _Found[Gather] = _Found(names.weights)
+    gathers: _Found[Gather] = _Found(names.copied)
     for line in lines.get("gather", []):
         gathers.read(line, lambda cursor, _: Gather(_one_of(cursor, tuple(Gather))), lambda g: g.value)
     tiers: _Found[Tier] = _Found(names.params)

@@ -48,7 +48,8 @@ class PlanNames:
         self.nodes = NameIndex(node.name for node in graph.nodes if node.results)
         forward = (node for node in graph.nodes if node.phase is Phase.FORWARD and not is_view(node.op))
         self.storages = NameIndex(result for node in forward for result in node.results)
-        self.weights = NameIndex(graph.inputs_of(InputKind.PARAM, InputKind.FROZEN))
+        weights = graph.inputs_of(InputKind.PARAM, InputKind.FROZEN)
+        self.copied = NameIndex((*weights, *(r for n in graph.nodes if n.phase is Phase.FORWARD for r in n.results)))
         self.params = NameIndex(graph.inputs_of(InputKind.PARAM))
 
 
@@ -60,7 +61,7 @@ def print_plan(plan: Plan, graph: Graph) -> str:
         _layout_lines(decisions, graph, names),
         _read_lines(decisions, graph, names),
         _fate_lines(decisions, names),
-        _map_lines("gather", decisions.gathers, names.weights, lambda gather: gather.value),
+        _map_lines("gather", decisions.gathers, names.copied, lambda gather: gather.value),
         _state_lines(decisions, names),
         [_prediction(plan.prediction), *_certificate(plan.certificate), *map(_baseline, plan.baselines)],
     ]

@@ -131,12 +131,12 @@ class _Lowering:
             return self._made(value)
         key = (self.phase, value, layout)
         if key not in self._versions:
-            kept = self._kept_gather(value, layout)
+            kept = self._kept_copy(value, layout)
             self._versions[key] = kept if kept is not None else self._redistribute(value, source, layout)
         return self._versions[key]
 
-    def _kept_gather(self, value: str, layout: Layout) -> str | None:
-        """Forward's copy of a split parameter, where the plan keeps it for backward."""
+    def _kept_copy(self, value: str, layout: Layout) -> str | None:
+        """Forward's copy in that layout, where the plan keeps it for backward."""
         if self.phase is Phase.FORWARD or self.decisions.gathers.get(value) is not Gather.KEEP:
             return None
         return self._versions.get((Phase.FORWARD, value, layout))
@@ -191,9 +191,12 @@ class _Lowering:
         """The first operand that must be made before the node can run again in backward."""
         for name, layout in zip(node.operands, self.decisions.reads.get(node.name, ()), strict=False):
             made = name not in self.graph.producers or name in self._again
-            if not made and (layout == self._layout(name) or (self.phase, name, layout) not in self._versions):
+            if not made and (layout == self._layout(name) or not self._is_copied(name, layout)):
                 return name
         return None
+
+    def _is_copied(self, value: str, layout: Layout) -> bool:
+        return (self.phase, value, layout) in self._versions or self._kept_copy(value, layout) is not None
 
     def _derive(self, value: str, node: Node) -> None:
         """Let backward have a forward value: kept, reloaded, or its operator run again."""
@@ -220,12 +223,9 @@ class _Lowering:
         if base is None:
             return self.decisions.fates.get(value, Fate.KEEP)
         moved = self.decisions.reads[node.name][0] != self._layout(base)
-        if moved and self._view_is_kept(base):
+        if moved and self.decisions.gathers.get(base) is Gather.KEEP:
             return Fate.KEEP
         return Fate.RECOMPUTE if moved or self._fate(base) is not Fate.KEEP else Fate.KEEP
-
-    def _view_is_kept(self, base: str) -> bool:
-        return base not in self.graph.producers and self.decisions.gathers.get(base) is Gather.KEEP
 
     def _offload(self) -> None:
         """Write the copies to host or disk behind the last use of each offloaded storage in forward."""

@@ -11,6 +11,7 @@ from shardwright.ir import InputKind, Layout, Node, Replicate
 from shardwright.ir.ops import aliased_operand
 from shardwright.passes.work import work_of
 from shardwright.planner.fates import FateChoice, State
+from shardwright.planner.flows import is_parameter
 from shardwright.planner.formulation import Formulation
 from shardwright.planner.space import AT_REST, Choice, Unit
 
@@ -82,8 +83,8 @@ def restrict(formulation: Formulation, recipe: Recipe) -> Bounds:
         _split_batch(formulation, bounds)
     for storage, choice in formulation.fates.items():
         _restrict_fate(choice, recipe.fates(formulation, storage), bounds)
-    for variable in (*formulation.host.values(), *formulation.kept_gathers.values()):
-        bounds[variable] = (0.0, 0.0)
+    gathered = [v for value, v in formulation.kept_copies.items() if is_parameter(formulation.flows, value)]
+    bounds.update(dict.fromkeys((*formulation.host.values(), *gathered), (0.0, 0.0)))
     return bounds
 
 

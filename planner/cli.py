@@ -35,6 +35,7 @@ from shardwright.planner.cli_options import (
     TimeLimit,
 )
 from shardwright.planner.console import console, error_console
+from shardwright.planner.defaults import GAP
 from shardwright.planner.json_export import Json
 
 __all__ = ["app", "main"]
@@ -67,7 +68,7 @@ def plan(
     accumulate: MicroBatches = 1,
     seed: Seed = 0,
     time_limit: TimeLimit = 120.0,
-    gap: Gap = 0.01,
+    gap: Gap = GAP,
     as_json: AsJson = False,
 ) -> None:
     """Capture TARGET, solve, write the plan and its graph.
@@ -145,7 +146,7 @@ def sweep(
     accumulate: MicroBatches = 1,
     seed: Seed = 0,
     time_limit: TimeLimit = 120.0,
-    gap: Gap = 0.01,
+    gap: Gap = GAP,
     as_json: AsJson = False,
 ) -> None:
     """Plan TARGET under many budgets: what a smaller memory costs in time.

@@ -36,7 +36,7 @@ def decode(formulation: Formulation, values: Sequence[float], *, copies_first: b
         layouts=layouts,
         reads=reads,
         fates=fates,
-        gathers={name: Gather.KEEP for name in _first(formulation.kept_gathers, values, members)},
+        gathers={name: Gather.KEEP for name in _first(formulation.kept_copies, values, members)},
         tiers={name: Tier.HOST for name in _first(formulation.host, values, members)}
         | dict.fromkeys(spilled, Tier.DISK),
         clip=formulation.machine.clip,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.ir import Graph
-from shardwright.passes.repeats import find_repeats, members
+from shardwright.ir import Graph, InputKind
+from shardwright.passes.repeats import RepeatClass, find_repeats, members
 
 __all__ = ["NO_GROUP", "Fold", "fold_of"]
 
@@ -44,9 +44,16 @@ class Fold:
 
 
 def fold_of(graph: Graph) -> Fold:
-    """The fold over all classes of equal layers that the graph has."""
-    classes = find_repeats(graph)
+    """The fold over the classes of equal layers that the graph has, but for layers of a single matrix: of two such in a
+    row the best is to split one by columns and the other by rows."""
+    classes = [found for found in find_repeats(graph) if _num_matrices(graph, found) != 1]
     places = members(classes)
     keys = {name: classes[place.class_number].values[0][place.position] for name, place in places.items()}
     groups = {name: place.class_number for name, place in places.items()}
     return Fold(keys, groups, {name: place.layer for name, place in places.items()})
+
+
+def _num_matrices(graph: Graph, found: RepeatClass) -> int:
+    """Parameters of one layer with two dims or more."""
+    params = set(graph.inputs_of(InputKind.PARAM, InputKind.FROZEN))
+    return sum(name in params and len(graph.types[name].shape) > 1 for name in found.values[0])

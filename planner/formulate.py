@@ -17,7 +17,7 @@ Figures of this objective are for choosing; what a plan predicts comes from repl
 import math
 from dataclasses import dataclass, field
 
-from shardwright.ir import DTYPE_BYTES, Clip, InputKind, Phase, TensorType
+from shardwright.ir import DTYPE_BYTES, Clip, InputKind, Layout, Phase, Replicate, TensorType
 from shardwright.passes.copies import buffer_bytes, slot_bytes
 from shardwright.passes.step_prices import HOST_OVERLAP, StepPrices
 from shardwright.planner.fates import GB, MOVED, FateChoice, FateOptions, State, build_fates
@@ -72,7 +72,7 @@ class _Writer:
 
     def write(self) -> None:
         self._compute()
-        self._keep_gathers()
+        self._keep_copies()
         self._transfers()
         self._recompute()
         self._windows()
@@ -93,32 +93,41 @@ class _Writer:
             add_terms(self.cost, terms)
             add_terms(self.region_compute.setdefault(unit.region, {}), terms)
 
-    def _keep_gathers(self) -> None:
-        """A parameter's gathered copy may be kept, in some layers, when forward and backward want the same one."""
-        forward = {
-            (v.value, v.source, v.target): v
-            for v in self.flows.versions
-            if v.phase is Phase.FORWARD and is_parameter(self.flows, v.value)
-        }
-        for version in self.flows.versions:
-            key = (version.value, version.source, version.target)
-            if version.phase is Phase.FORWARD or key not in forward or key in self.result.kept_shares:
-                continue
-            copies = self._unit(version.value).multiplicity
-            if version.value not in self.result.kept_gathers:
-                self.result.kept_gathers[version.value] = self.model.variable(copies, integer=True)
-            count = self.result.kept_gathers[version.value]
+    def _keep_copies(self) -> None:
+        """A redistributed copy may be kept, in some layers, when forward and backward want the same one."""
+        for key, (forward, backward) in self._wanted_twice().items():
+            value, copies = forward.value, forward.multiplicity
+            if value not in self.result.kept_copies:
+                self.result.kept_copies[value] = self.model.variable(copies, integer=True)
+            count = self.result.kept_copies[value]
             share = self.model.variable()
             self.model.row({share: 1.0, count: -1.0 / copies}, upper=0.0)
-            for other in (forward[key], version):
-                self.model.row(add_terms({share: 1.0}, other.terms, -1.0), upper=0.0)
+            for version in (forward, backward):
+                self.model.row(add_terms({share: 1.0}, version.terms, -1.0), upper=0.0)
             self.result.kept_shares[key] = share
-        for value, count in self.result.kept_gathers.items():
+        for value, count in self.result.kept_copies.items():
             row: Terms = {count: -1.0 / self._unit(value).multiplicity}
             for (name, _, _), share in self.result.kept_shares.items():
                 if name == value:
                     row[share] = 1.0
             self.model.row(row, 0.0, 0.0)
+
+    def _wanted_twice(self) -> dict[tuple[str, Layout, Layout], tuple[Version, Version]]:
+        """Copies that both phases may want, of every layer alike, and that ranks talk to each other for."""
+        found: dict[tuple[str, Layout, Layout], dict[Phase, list[Version]]] = {}
+        for version in self.flows.versions:
+            by_phase = found.setdefault((version.value, version.source, version.target), {})
+            by_phase.setdefault(version.phase, []).append(version)
+        pairs = {}
+        for key, by_phase in found.items():
+            both = [version for versions in by_phase.values() for version in versions]
+            if (
+                len(by_phase) == len(both) == 2
+                and _communicates(*key[1:])
+                and all(v.readers and v.multiplicity == self._unit(v.value).multiplicity for v in both)
+            ):
+                pairs[key] = (by_phase[Phase.FORWARD][0], by_phase[Phase.BACKWARD][0])
+        return pairs
 
     def _unit(self, value: str) -> Unit:
         return self.space.units[self.space.unit_of[value]]
@@ -306,3 +315,8 @@ class _Writer:
             if terms:
                 units = GB / self.result.unit_bytes
                 self.model.row(add_terms({}, terms, units), upper=limit / self.result.unit_bytes)
+
+
+def _communicates(source: Layout, target: Layout) -> bool:
+    """Whether redistributing takes more than a rank's own part of what it has whole."""
+    return any(p not in (q, Replicate()) for p, q in zip(source, target, strict=True))

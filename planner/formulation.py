@@ -49,10 +49,10 @@ class Formulation:
     """Parameter to the integer variable: layers whose optimizer state lives on the host."""
     sent_gradients: dict[str, dict[int, float]] = field(default_factory=dict)
     """Parameter to the GB of its gradient, over the layers' shares, that leave the device within backward."""
-    kept_gathers: dict[str, int] = field(default_factory=dict)
-    """Parameter to the integer variable: layers whose gathered copy is kept for backward."""
+    kept_copies: dict[str, int] = field(default_factory=dict)
+    """Value to the integer variable: layers whose redistributed copy is kept for backward."""
     kept_shares: dict[tuple[str, Layout, Layout], int] = field(default_factory=dict)
-    """(parameter, at rest, gathered) to the share of layers that keep that copy."""
+    """(value, as it is made, as it is read) to the share of layers that keep that copy."""
     _local_types: dict[tuple[str, Layout], TensorType] = field(default_factory=dict, repr=False)
 
     def local(self, value: str, layout: Layout) -> TensorType:

@@ -54,7 +54,7 @@ class _Judge:
     fates: Mapping[str, Fate | str]
     """Also `drop`, which decisions do not tell from keep, and `spill`: offloaded to disk."""
     kept: frozenset[tuple[str, Layout]]
-    """Gathered copies kept for backward: parameter and layout."""
+    """Redistributed copies kept for backward: value and layout."""
     followers: frozenset[str]
     """Nodes that always run in the layout of their operand, and so read no copy."""
     roots: dict[str, str] = field(default_factory=dict)
@@ -110,10 +110,12 @@ class _Judge:
         params = set(self.graph.inputs_of(InputKind.PARAM, InputKind.FROZEN))
         for value, layout, phase in self.moves():
             seconds = self.move_seconds(value, layout)
-            if value not in params:
-                total += seconds
-            elif phase is Phase.FORWARD or (value, layout) not in self.kept:
+            if phase is Phase.BACKWARD and (value, layout) in self.kept:
+                continue
+            if value in params:
                 hidden[phase] += seconds
+            else:
+                total += seconds
         for param, gradient in self.graph.gradients.items():
             if self.decisions.layouts[param] != self.decisions.layouts[gradient]:
                 hidden[Phase.BACKWARD] += self.move_seconds(gradient, self.decisions.layouts[param])

@@ -11,7 +11,7 @@ from tests.planner.oracle import Judged, judge_directly, reachable_directly
 from tests.planner.small_graphs import ONE, FixedPrices, graphs, machine
 from tests.planner.solving import formulated, solved
 
-from shardwright.ir import Decisions, Fate, Graph, InputKind, Layout, Mesh
+from shardwright.ir import Decisions, Fate, Graph, InputKind, Layout, Mesh, Phase, Replicate
 from shardwright.planner.decode import decode
 from shardwright.planner.fates import GB, FateOptions, State
 from shardwright.planner.formulation import Formulation, Machine
@@ -71,17 +71,18 @@ def fate_tables(formulation: Formulation) -> Iterator[dict[str, str]]:
 
 
 def kept_tables(decisions: Decisions, graph: Graph) -> Iterator[frozenset[tuple[str, Layout]]]:
-    """No gathered copy is kept, or, of each parameter, one that both phases read."""
+    """No redistributed copy is kept, or, of each value, one that both phases read and that ranks communicate for."""
     both = []
-    for param in graph.inputs_of(InputKind.PARAM):
-        rest = decisions.layouts[param]
+    forward = [r for n in graph.nodes if n.phase is Phase.FORWARD for r in n.results]
+    for name in (*graph.inputs_of(InputKind.PARAM, InputKind.INPUT), *forward):
+        made = decisions.layouts[name]
         found: dict[object, set[Layout]] = {}
         for node in graph.nodes:
             for value, layout in zip(node.operands, decisions.reads[node.name], strict=True):
-                if value == param and layout != rest:
+                if value == name and layout != made and made != (Replicate(),):
                     found.setdefault(node.phase, set()).add(layout)
         shared = set.intersection(*found.values()) if len(found) == 2 else set()
-        both.append([None, *((param, layout) for layout in sorted(shared))])
+        both.append([None, *((name, layout) for layout in sorted(shared))])
     for picked in product(*both):
         yield frozenset(one for one in picked if one is not None)
 

@@ -35,7 +35,7 @@ def random_solution(mesh: Mesh, seed: int) -> Solution:
     found = formulation(mesh)
     choices = [variable for variables in found.flows.choices for variable in variables]
     fates = [count for fate in found.fates.values() for count in fate.counts.values()]
-    cost = {variable: dice.random() for variable in (*choices, *fates, *found.kept_gathers.values())}
+    cost = {variable: dice.random() for variable in (*choices, *fates, *found.kept_copies.values())}
     return solve(found.model.with_cost(cost), time_limit_seconds=20.0, relative_gap=0.05)
 
 
