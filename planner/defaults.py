@@ -7,7 +7,7 @@ from shardwright.planner.progress import Progress
 __all__ = ["GAP", "TIME_LIMIT_SECONDS", "silent"]
 
 TIME_LIMIT_SECONDS: Final = 120.0
-GAP: Final = 0.002
+GAP: Final = 0.01
 
 
 def silent(progress: Progress) -> None:
