@@ -10,7 +10,6 @@ prices and memory rows. Gives a candidate per alternative, or the reason why the
 (e) `offload all`: the planner's baseline, with and without optimizer state on the host
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -21,11 +20,10 @@ from torch_fates import fates_of, partition
 from shardwright.ir import Budget, Decisions, Fate, InfeasibleError, InputKind, Mesh, Schedule, Tier
 from shardwright.planner.candidates import Candidate, best, evaluate, judge, polish, refitted
 from shardwright.planner.decode import decode
-from shardwright.planner.fates import State
 from shardwright.planner.formulation import Formulation
-from shardwright.planner.linear import LinearModel, solve
 from shardwright.planner.module_classes import local_bytes, saved_storages
 from shardwright.planner.search import Request, Search
+from shardwright.planner.sequence import layouts_alone, with_layouts
 
 __all__ = ["ALPHAS", "Outcome", "Rivals", "Sharding"]
 
@@ -35,7 +33,6 @@ TORCH_BUDGETS: Final = tuple(n / 10 for n in range(10, -1, -1))
 SHARDING_SECONDS: Final = 30.0
 """Per mesh, to choose layouts alone."""
 HOLDS_LEAST: Final = Schedule(0, 0, 0, 0, 0)
-GB: Final = 1e9
 
 
 @dataclass(frozen=True)
@@ -93,9 +90,9 @@ class Rivals:
         optimizer state take at most `alpha` of the budget; None where no layouts do."""
         found = []
         for formulation in self.joint.formulations.values():
-            model = _with_row(formulation.model, _resident(formulation), alpha * device_bytes / GB)
-            solution = solve(
-                model.with_bounds(_everything_kept(formulation)),
+            solution = layouts_alone(
+                formulation,
+                alpha * device_bytes,
                 time_limit_seconds=SHARDING_SECONDS,
                 relative_gap=self.request.gap,
             )
@@ -107,11 +104,9 @@ class Rivals:
         return self._remembered(formulation, values)
 
     def _remembered(self, formulation: Formulation, values: Sequence[float]) -> Sharding:
-        variables = [v for choices in formulation.flows.choices for v in choices]
-        shares = tuple(round(values[v]) for v in variables)
-        key = (formulation.space.mesh, shares)
+        fixed = with_layouts(formulation, values)
+        key = (formulation.space.mesh, tuple(share for share, _ in fixed.values()))
         if key not in self._shardings:
-            fixed = {v: (float(share), float(share)) for v, share in zip(variables, shares, strict=True)}
             self._shardings[key] = Sharding(formulation, fixed, decode(formulation, values))
         return self._shardings[key]
 
@@ -235,32 +230,3 @@ class Rivals:
     def _holding_least(self, decisions: Decisions, budget: Budget) -> Candidate:
         tight = replace(decisions, schedule=HOLDS_LEAST)
         return judge("", self.request.graph, tight, self.request.machine, budget)
-
-
-def _everything_kept(formulation: Formulation) -> dict[int, tuple[float, float]]:
-    bounds: dict[int, tuple[float, float]] = dict.fromkeys(formulation.host.values(), (0.0, 0.0))
-    for choice in formulation.fates.values():
-        state = State.DROP if State.DROP in choice.counts else State.KEEP
-        bounds[choice.counts[state]] = (float(choice.multiplicity), float(choice.multiplicity))
-    return bounds
-
-
-def _resident(formulation: Formulation) -> dict[int, float]:
-    """GB of parameters, gradients and optimizer state, by choice variable."""
-    terms: dict[int, float] = {}
-    optimizer = formulation.machine.optimizer
-    for unit in formulation.space.units:
-        if unit.kind not in (InputKind.PARAM, InputKind.FROZEN):
-            continue
-        for variable, choice in zip(formulation.flows.choices[unit.index], unit.choices, strict=True):
-            local = formulation.local(unit.values[0], choice.layouts[0])
-            num_bytes = local.num_bytes
-            if unit.kind is InputKind.PARAM:
-                element_bytes = max(local.num_bytes // max(local.num_elements, 1), 1)
-                num_bytes += local.num_bytes + optimizer.state_bytes(local.num_elements, element_bytes)
-            terms[variable] = num_bytes * unit.multiplicity / GB
-    return terms
-
-
-def _with_row(model: LinearModel, terms: dict[int, float], upper: float) -> LinearModel:
-    return replace(model, rows=[*model.rows, (terms, -math.inf, upper)])

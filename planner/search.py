@@ -24,6 +24,7 @@ from shardwright.planner.infeasible import infeasible
 from shardwright.planner.limits import ROOM, Limits
 from shardwright.planner.linear import LinearModel, Solution, Status, solve
 from shardwright.planner.progress import Progress, ProgressSink
+from shardwright.planner.sequence import layouts_alone, with_layouts
 from shardwright.planner.space import build_space
 from shardwright.planner.user_rules import obey
 
@@ -230,44 +231,61 @@ class Search:
         for number, mesh in enumerate(order):
             if number == 0 or self.bounds[mesh] < self._best_objective() * (1 - self.request.gap):
                 self._solve_mesh(mesh, self._remaining() / (len(order) - number))
+        self._try_sequence()
+
+    def _try_sequence(self) -> None:
+        """Where memory binds, layouts alone and then their fates, on the mesh of the best plan."""
+        found = best(self.pool)
+        formulation = self.formulations.get(found.decisions.mesh)
+        if formulation is None or not (found.decisions.fates or found.decisions.tiers):
+            return
+        solution = layouts_alone(
+            formulation,
+            self.budget.device_bytes,
+            time_limit_seconds=self._remaining() / 2,
+            relative_gap=self.request.gap,
+        )
+        if solution.values:
+            self._refine(found.decisions.mesh, self._remaining(), with_layouts(formulation, solution.values))
 
     def _best_objective(self) -> float:
         return min((c.objective_seconds for c in self.pool if c.fits), default=math.inf)
 
     def _solve_mesh(self, mesh: Mesh, seconds: float) -> None:
-        """With everything allowed; then with no activations moved to host or disk, then with nothing moved, where what
-        was found does: replay may find that copies do not hide."""
+        """With everything allowed; then, where replay finds that copies do not hide, with no activations moved to host
+        or disk, and with nothing moved."""
         moving, deadline = _moving(self.formulations[mesh]), time.monotonic() + seconds
         found = self._refine(mesh, seconds / 2 if any(moving) else seconds, {})
         fixed: dict[int, tuple[float, float]] = {}
         for number, variables in enumerate(moving):
-            if variables and (not found or any(values[v] > 0.5 for values in found for v in variables)):
+            if variables and any(_stalls(candidate, self.request.gap) for candidate in found):
                 fixed.update(dict.fromkeys(variables, (0.0, 0.0)))
                 found = self._refine(mesh, (deadline - time.monotonic()) / (len(moving) - number), fixed)
 
-    def _refine(self, mesh: Mesh, seconds: float, bounds: Mapping[int, tuple[float, float]]) -> list[tuple[float, ...]]:
-        """Solve under the budget, then under limits on the program's peak that replay asks for; all solutions."""
-        found: list[tuple[float, ...]] = []
-        formulation, budget = self.formulations[mesh], self.budget.device_bytes
+    def _refine(self, mesh: Mesh, seconds: float, bounds: Mapping[int, tuple[float, float]]) -> list[Candidate]:
+        """Solve under the budget, then under limits on the program's peak that replay asks for."""
+        found: list[Candidate] = []
+        formulation, budget, gap = self.formulations[mesh], self.budget.device_bytes, self.request.gap
         limits, deadline = Limits(budget / formulation.unit_bytes), time.monotonic() + seconds
+        fastest = math.inf
         for number in range(ROUNDS):
             self._say(f"solve {mesh}")
             solution = solve(
                 formulation.model.with_bounds({**bounds, formulation.peak: (0.0, limits.now)}),
                 time_limit_seconds=max(deadline - time.monotonic(), 1.0) / 2,
-                relative_gap=self.request.gap,
+                relative_gap=gap,
             )
             if number == 0 and not bounds:
                 self.bounds[mesh] = max(self.bounds[mesh], solution.bound / 1e3)
                 self.interrupted |= solution.status is Status.FEASIBLE
             if not solution.values:
                 break
-            found.append(solution.values)
             candidate = self._adopt(JOINT, formulation, solution)
-            room = budget - _wanted_bytes(candidate, self.request.gap)
-            peak = solution.values[formulation.peak]
-            if 0 <= room and (room < ROOM * budget or peak < BINDS * limits.now):
+            found.append(candidate)
+            room, peak = budget - _wanted_bytes(candidate, gap), solution.values[formulation.peak]
+            if 0 <= room and (room < ROOM * budget or peak < BINDS * limits.now or solution.objective >= fastest):
                 break
+            fastest = min(fastest, solution.objective) if 0 <= room else fastest
             if not limits.move(peak, room / formulation.unit_bytes) or time.monotonic() > deadline:
                 break
         return found
@@ -309,6 +327,13 @@ def _moving(formulation: Formulation) -> tuple[list[int], list[int]]:
     """Variables that put activations, and optimizer state, on host or disk."""
     moved = [c.counts[state] for c in formulation.fates.values() for state in MOVED if state in c.counts]
     return moved, list(formulation.host.values())
+
+
+def _stalls(candidate: Candidate, gap: float) -> bool:
+    """Whether replay finds that the plan waits for what it moves, or that it does not fit."""
+    judged = candidate.replay
+    waits = judged.exposed_copy_seconds + judged.exposed_host_seconds
+    return not candidate.fits or waits > gap * judged.step_seconds
 
 
 def _wanted_bytes(candidate: Candidate, gap: float) -> int:

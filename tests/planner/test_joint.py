@@ -14,10 +14,10 @@ from shardwright.passes.analytical import AnalyticalPrices
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.candidates import Candidate, best, evaluate
 from shardwright.planner.decode import decode
-from shardwright.planner.fates import State
 from shardwright.planner.fold import fold_of
 from shardwright.planner.formulation import Formulation, Machine
 from shardwright.planner.search import Request, search
+from shardwright.planner.sequence import everything_kept
 from shardwright.runtime.capture import capture
 
 TWO = Mesh(("dp",), (2,))
@@ -50,14 +50,6 @@ def slow_links() -> Machine:
     link = replace(machines.intra, bytes_per_second=LINK)
     machines = replace(machines, intra=link, inter=link)
     return Machine(machines, AnalyticalPrices(machines), optimizer_spec("sgd"), 0)
-
-
-def everything_kept(formulation: Formulation) -> Bounds:
-    wanted: Bounds = {}
-    for fate in formulation.fates.values():
-        count = fate.counts[State.DROP if State.DROP in fate.counts else State.KEEP]
-        wanted[count] = (fate.multiplicity, fate.multiplicity)
-    return wanted
 
 
 def same_layouts(formulation: Formulation, values: tuple[float, ...]) -> Bounds:

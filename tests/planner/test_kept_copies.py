@@ -1,4 +1,4 @@
-"""A copy in another layout that both phases read is kept for backward where that pays, and made again where it does not.
+"""A copy in another layout that both phases read is kept for backward where that pays, else made again.
 
 The model: columns, rows, columns, rows. What the second matmul makes is summed over ranks, and read by the third, whose
 gradient wants it again in backward.
