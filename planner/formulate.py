@@ -17,7 +17,7 @@ Figures of this objective are for choosing; what a plan predicts comes from repl
 import math
 from dataclasses import dataclass, field
 
-from shardwright.ir import DTYPE_BYTES, Clip, InputKind, Layout, Phase, Replicate, TensorType
+from shardwright.ir import DTYPE_BYTES, Clip, InputKind, Layout, Partial, Phase, Replicate, TensorType
 from shardwright.passes.copies import buffer_bytes, slot_bytes
 from shardwright.passes.step_prices import HOST_OVERLAP, StepPrices
 from shardwright.planner.fates import GB, MOVED, FateChoice, FateOptions, State, build_fates
@@ -96,12 +96,9 @@ class _Writer:
     def _keep_copies(self) -> None:
         """A redistributed copy may be kept, in some layers, when forward and backward want the same one."""
         for key, (forward, backward) in self._wanted_twice().items():
-            value, copies = forward.value, forward.multiplicity
-            if value not in self.result.kept_copies:
-                self.result.kept_copies[value] = self.model.variable(copies, integer=True)
-            count = self.result.kept_copies[value]
+            if forward.value not in self.result.kept_copies:
+                self.result.kept_copies[forward.value] = self.model.variable(forward.multiplicity, integer=True)
             share = self.model.variable()
-            self.model.row({share: 1.0, count: -1.0 / copies}, upper=0.0)
             for version in (forward, backward):
                 self.model.row(add_terms({share: 1.0}, version.terms, -1.0), upper=0.0)
             self.result.kept_shares[key] = share
@@ -113,7 +110,7 @@ class _Writer:
             self.model.row(row, 0.0, 0.0)
 
     def _wanted_twice(self) -> dict[tuple[str, Layout, Layout], tuple[Version, Version]]:
-        """Copies that both phases may want, of every layer alike, and that ranks talk to each other for."""
+        """Copies that both phases may want, of every layer alike, and that ranks gather or sum for."""
         found: dict[tuple[str, Layout, Layout], dict[Phase, list[Version]]] = {}
         for version in self.flows.versions:
             by_phase = found.setdefault((version.value, version.source, version.target), {})
@@ -123,7 +120,7 @@ class _Writer:
             both = [version for versions in by_phase.values() for version in versions]
             if (
                 len(by_phase) == len(both) == 2
-                and _communicates(*key[1:])
+                and _gathers_or_sums(*key[1:])
                 and all(v.readers and v.multiplicity == self._unit(v.value).multiplicity for v in both)
             ):
                 pairs[key] = (by_phase[Phase.FORWARD][0], by_phase[Phase.BACKWARD][0])
@@ -317,6 +314,7 @@ class _Writer:
                 self.model.row(add_terms({}, terms, units), upper=limit / self.result.unit_bytes)
 
 
-def _communicates(source: Layout, target: Layout) -> bool:
-    """Whether redistributing takes more than a rank's own part of what it has whole."""
-    return any(p not in (q, Replicate()) for p, q in zip(source, target, strict=True))
+def _gathers_or_sums(source: Layout, target: Layout) -> bool:
+    """Not so where a rank takes its part of what is whole, or ranks exchange parts."""
+    moved = [(p, q) for p, q in zip(source, target, strict=True) if p != q]
+    return any(q == Replicate() or isinstance(p, Partial) for p, q in moved)

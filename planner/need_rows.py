@@ -2,7 +2,8 @@
 
 With r_c = 1 where child c is recomputed, and p a step:
   by[v, p] = 1 where v is needed in any case by p; else
-  by[v, p] >= r_c + by[c, p] - 1 for every child c, and no more than the sum of either over them   (`_write_by`)
+  by[v, p] >= r_c + by[c, p] - 1 for every child c                                              (`_write_by`)
+  by[v, p] <= sum of r_c over them, and sum of by[c, p]                                         (`_bounded`)
   since[v, p] >= r_c - by[c, p - 1]: a child recomputed, and not before p, needs v still        (`_write_since`)
 """
 
@@ -26,6 +27,8 @@ class NeedRows:
     _by: dict[tuple[str, int], int] = field(default_factory=dict)
     """(storage, one of its starts) to variable."""
     _since: dict[tuple[str, int], int | None] = field(default_factory=dict)
+    _reasons: dict[int, list[tuple[Terms, int]]] = field(default_factory=dict)
+    """Of variables without an upper bound so far: (child is recomputed, child is needed by then)."""
 
     def __post_init__(self) -> None:
         self.always = self.result.model.variable(lower=1.0)
@@ -62,15 +65,25 @@ class NeedRows:
         reasons = [(self._recomputed(child), by) for child, by in asking if by is not None]
         if not reasons:
             return
-        model, variable = self.result.model, self.result.model.variable()
+        variable = self.result.model.variable()
         self._by[name, start] = variable
-        some_recomputed, some_needed = {variable: -1.0}, {variable: -1.0}
+        self._reasons[variable] = reasons
         for recomputed, by in reasons:
-            model.row(add_terms({variable: 1.0, by: -1.0}, recomputed, -1.0), -1.0)
-            add_terms(some_recomputed, recomputed)
-            add_terms(some_needed, {by: 1.0})
-        model.row(some_recomputed, 0.0)
-        model.row(some_needed, 0.0)
+            self.result.model.row(add_terms({variable: 1.0, by: -1.0}, recomputed, -1.0), -1.0)
+
+    def _bounded(self, variable: int) -> int:
+        """The same variable, and never 1 without a reason: needed where 1 makes something else cheaper."""
+        waiting = [variable]
+        while waiting:
+            some_recomputed, some_needed = {(top := waiting.pop()): -1.0}, {top: -1.0}
+            for recomputed, by in self._reasons.pop(top, ()):
+                add_terms(some_recomputed, recomputed)
+                add_terms(some_needed, {by: 1.0})
+                waiting.append(by)
+            if len(some_needed) > 1:
+                self.result.model.row(some_recomputed, 0.0)
+                self.result.model.row(some_needed, 0.0)
+        return variable
 
     def _write_since(self, name: str, step: int) -> int | None:
         late = [c for c in self.needs.of[name].asking if self.needs.of[c].starts[-1] >= step]
@@ -81,5 +94,5 @@ class NeedRows:
         variable = self.result.model.variable()
         for recomputed, by in reasons:
             row = add_terms({variable: 1.0}, recomputed, -1.0)
-            self.result.model.row(row if by is None else add_terms(row, {by: 1.0}), 0.0)
+            self.result.model.row(row if by is None else add_terms(row, {self._bounded(by): 1.0}), 0.0)
         return variable

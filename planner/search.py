@@ -36,9 +36,9 @@ BINDS = 0.97
 """A solution whose peak is below this part of its limit does not want more memory."""
 BASELINE_GAP = 0.01
 SMALLEST_SECONDS = 10.0
-"""Per mesh, to find how little memory does, and again for the fastest plan in it."""
-SMALLEST_GAPS = 5
-"""Times the gap asked for: how little memory does is harder to prove than how little time."""
+"""Per mesh, to find the plan that needs least."""
+TIME_WEIGHT = 1e-3
+"""Of time against peak, both relative to a plan in hand, when the smallest is sought."""
 JOINT, SMALLEST = "joint", "smallest"
 """Names of candidates that are not baselines."""
 COUNTED = 10_000
@@ -95,6 +95,8 @@ class Search:
     bounds: dict[Mesh, float] = field(default_factory=dict)
     """Of the budget at hand."""
     interrupted: bool = False
+    floors: dict[Mesh, float] = field(default_factory=dict)
+    """Seconds in the program's objective that no budget gets below."""
 
     def under(self, device_bytes: int) -> Found:
         """Raises InfeasibleError when nothing fits, with the smallest budget that would."""
@@ -219,34 +221,40 @@ class Search:
         """Relaxations first: but for the best of all, a mesh whose bound is no better than a plan in hand is skipped.
         Where a baseline is the program's best, another plan may yet be the best by replay."""
         budget = self.budget.device_bytes
-        for mesh, formulation in self.formulations.items():
-            self._say(f"relax {mesh}")
-            solution = solve(
-                formulation.model.relaxed().with_bounds({formulation.peak: (0.0, budget / formulation.unit_bytes)}),
-                time_limit_seconds=self._remaining(),
-                relative_gap=self.request.gap,
-            )
-            self.bounds[mesh] = math.inf if solution.status is Status.INFEASIBLE else max(solution.bound, 0.0) / 1e3
+        for mesh in self.formulations:
+            self.bounds[mesh] = self._relaxed(mesh, budget) if len(self.formulations) > 1 else 0.0
         order = sorted((m for m, bound in self.bounds.items() if bound < math.inf), key=lambda m: self.bounds[m])
         for number, mesh in enumerate(order):
             if number == 0 or self.bounds[mesh] < self._best_objective() * (1 - self.request.gap):
                 self._solve_mesh(mesh, self._remaining() / (len(order) - number))
         self._try_sequence()
 
+    def _relaxed(self, mesh: Mesh, device_bytes: float) -> float:
+        """Seconds that no plan on the mesh gets below, in the program's objective; infinite where none fits."""
+        self._say(f"relax {mesh}")
+        formulation = self.formulations[mesh]
+        solution = solve(
+            formulation.model.relaxed().with_bounds({formulation.peak: (0.0, device_bytes / formulation.unit_bytes)}),
+            time_limit_seconds=self._remaining(),
+            relative_gap=self.request.gap,
+        )
+        return math.inf if solution.status is Status.INFEASIBLE else max(solution.bound, 0.0) / 1e3
+
     def _try_sequence(self) -> None:
         """Where memory binds, layouts alone and then their fates, on the mesh of the best plan."""
-        found = best(self.pool)
-        formulation = self.formulations.get(found.decisions.mesh)
-        if formulation is None or not (found.decisions.fates or found.decisions.tiers):
+        found = best(self.pool) if self.pool else None
+        if found is None or not (found.decisions.fates or found.decisions.tiers):
             return
+        formulation = self.formulations[found.decisions.mesh]
         solution = layouts_alone(
             formulation,
             self.budget.device_bytes,
             time_limit_seconds=self._remaining() / 2,
             relative_gap=self.request.gap,
         )
-        if solution.values:
-            self._refine(found.decisions.mesh, self._remaining(), with_layouts(formulation, solution.values))
+        if not solution.values or decode(formulation, solution.values).layouts == found.decisions.layouts:
+            return
+        self._refine(found.decisions.mesh, self._remaining(), with_layouts(formulation, solution.values))
 
     def _best_objective(self) -> float:
         return min((c.objective_seconds for c in self.pool if c.fits), default=math.inf)
@@ -267,7 +275,6 @@ class Search:
         found: list[Candidate] = []
         formulation, budget, gap = self.formulations[mesh], self.budget.device_bytes, self.request.gap
         limits, deadline = Limits(budget / formulation.unit_bytes), time.monotonic() + seconds
-        fastest = math.inf
         for number in range(ROUNDS):
             self._say(f"solve {mesh}")
             solution = solve(
@@ -283,27 +290,42 @@ class Search:
             candidate = self._adopt(JOINT, formulation, solution)
             found.append(candidate)
             room, peak = budget - _wanted_bytes(candidate, gap), solution.values[formulation.peak]
-            if 0 <= room and (room < ROOM * budget or peak < BINDS * limits.now or solution.objective >= fastest):
+            if 0 <= room and (room < ROOM * budget or peak < BINDS * limits.now or not self._gains(mesh, candidate)):
                 break
-            fastest = min(fastest, solution.objective) if 0 <= room else fastest
             if not limits.move(peak, room / formulation.unit_bytes) or time.monotonic() > deadline:
                 break
         return found
 
+    def _gains(self, mesh: Mesh, candidate: Candidate) -> bool:
+        """Whether more memory could make the plan faster by more than the gap."""
+        if mesh not in self.floors:
+            self.floors[mesh] = self._relaxed(mesh, math.inf)
+        return candidate.objective_seconds * (1 - self.request.gap) > self.floors[mesh]
+
     def _smallest(self) -> None:
-        """The plans that need least, the fastest of each mesh: with no price on time a plan moves bytes for nothing.
-        Replay says how much it is."""
-        gap = self.request.gap * SMALLEST_GAPS
+        """The plans that need least; replay says how much that is."""
         for mesh, formulation in self.formulations.items():
             self._say(f"smallest {mesh}")
-            program = formulation.model.with_cost({formulation.peak: 1.0})
-            least = solve(program, time_limit_seconds=SMALLEST_SECONDS, relative_gap=gap)
-            if not least.values:
-                continue
-            limit = least.values[formulation.peak] * (1 + gap)
-            program = formulation.model.with_bounds({formulation.peak: (0.0, limit)})
-            fastest = solve(program, time_limit_seconds=SMALLEST_SECONDS, relative_gap=BASELINE_GAP)
-            self._adopt(SMALLEST, formulation, fastest if fastest.values else least)
+            solution = solve(
+                self._least_peak(formulation),
+                time_limit_seconds=SMALLEST_SECONDS,
+                relative_gap=min(BASELINE_GAP, self.request.gap),
+            )
+            if solution.values:
+                self._adopt(SMALLEST, formulation, solution)
+
+    def _least_peak(self, formulation: Formulation) -> LinearModel:
+        """The program that minimises its peak, and a very little its time: with no price on time a plan moves bytes for
+        nothing, and what is in flight costs memory that the rows do not know."""
+        known = [c for c in self.pool if 0 < c.objective_seconds < math.inf]
+        cost = {formulation.peak: 1.0}
+        if known:
+            fastest = min(known, key=lambda c: c.objective_seconds)
+            weight = (
+                TIME_WEIGHT * fastest.replay.peak_bytes / formulation.unit_bytes / (fastest.objective_seconds * 1e3)
+            )
+            cost = {i: c * weight for i, c in enumerate(formulation.model.cost) if c} | cost
+        return formulation.model.with_cost(cost)
 
     def _infeasible(self) -> InfeasibleError:
         """Names the least of what planning at that budget finds again, whatever it was asked for before."""

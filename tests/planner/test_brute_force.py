@@ -11,7 +11,7 @@ from tests.planner.oracle import Judged, judge_directly, reachable_directly
 from tests.planner.small_graphs import ONE, FixedPrices, graphs, machine
 from tests.planner.solving import formulated, solved
 
-from shardwright.ir import Decisions, Fate, Graph, InputKind, Layout, Mesh, Phase, Replicate
+from shardwright.ir import Decisions, Fate, Graph, InputKind, Layout, Mesh, Partial, Phase, Replicate
 from shardwright.planner.decode import decode
 from shardwright.planner.fates import GB, FateOptions, State
 from shardwright.planner.formulation import Formulation, Machine
@@ -71,7 +71,7 @@ def fate_tables(formulation: Formulation) -> Iterator[dict[str, str]]:
 
 
 def kept_tables(decisions: Decisions, graph: Graph) -> Iterator[frozenset[tuple[str, Layout]]]:
-    """No redistributed copy is kept, or, of each value, one that both phases read and that ranks communicate for."""
+    """No redistributed copy is kept, or, of each value, one that both phases read and that ranks gather or sum for."""
     both = []
     forward = [r for n in graph.nodes if n.phase is Phase.FORWARD for r in n.results]
     for name in (*graph.inputs_of(InputKind.PARAM, InputKind.INPUT), *forward):
@@ -79,7 +79,7 @@ def kept_tables(decisions: Decisions, graph: Graph) -> Iterator[frozenset[tuple[
         found: dict[object, set[Layout]] = {}
         for node in graph.nodes:
             for value, layout in zip(node.operands, decisions.reads[node.name], strict=True):
-                if value == name and layout != made and made != (Replicate(),):
+                if value == name and layout != made and (layout == (Replicate(),) or isinstance(made[0], Partial)):
                     found.setdefault(node.phase, set()).add(layout)
         shared = set.intersection(*found.values()) if len(found) == 2 else set()
         both.append([None, *((name, layout) for layout in sorted(shared))])
