@@ -288,6 +288,8 @@ class Search:
             if not solution.values:
                 break
             candidate = self._adopt(JOINT, formulation, solution)
+            if any(candidate.decisions == other.decisions for other in found):
+                break
             found.append(candidate)
             room, peak = budget - _wanted_bytes(candidate, gap), solution.values[formulation.peak]
             if 0 <= room and (room < ROOM * budget or peak < BINDS * limits.now or not self._gains(mesh, candidate)):

@@ -73,7 +73,7 @@ def test_three_consumers_and_the_ways_out_are_named_with_sizes() -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("host", [0, 20_000], ids=["host-0", "host-too-small"])
+@pytest.mark.parametrize("host", [0, pytest.param(20_000, marks=pytest.mark.study)], ids=["host-0", "host-too-small"])
 def test_planning_again_at_the_smallest_budget_succeeds_with_any_host(host: int) -> None:
     """Also where the host is too small for what the smallest plans would put there."""
     smallest = refusal(1000, host).smallest_bytes
@@ -91,6 +91,7 @@ def test_where_the_clock_runs_out_before_anything_is_found_it_is_said(monkeypatc
         plan(module, args, cluster=fast_host(), budget=1000, time_limit=7)
 
 
+@pytest.mark.study
 @pytest.mark.timeout(120)
 def test_a_larger_host_needs_a_smaller_device() -> None:
     """From the first bytes on: what passes through the host while the optimizer steps is counted in."""

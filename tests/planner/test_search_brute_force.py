@@ -31,7 +31,7 @@ PROFILE = settings(
     suppress_health_check=list(HealthCheck),
     phases=[Stage.explicit, Stage.generate],  # shrinking takes minutes where each question is a search
 )
-NUM_GRAPHS, NUM_STUDIED = 40, 240
+NUM_GRAPHS, NUM_STUDIED = 25, 240
 GAP = 1e-6
 EQUAL = 1 + 1e-5
 """Seconds of the search's plan over those of the best, at most: the gap asked of the solver, and rounding."""

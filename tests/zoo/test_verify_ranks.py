@@ -14,10 +14,13 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 MIB = 2**20
 FEW = ("perceptron", "llama", "resnet", "mixtral")
 """Models that are run on four ranks each time; the others are left to `pytest -m study`."""
+LONG = [("t5", 2)]
+"""Half a minute to plan: left to the study as well."""
 
 
 def _case(name: str, num_ranks: int, budget: str) -> object:
-    each_time = num_ranks < 4 and budget == "tight" or num_ranks == 4 and budget == "loose" and name in FEW
+    each_time = num_ranks < 4 and budget == "tight" and (name, num_ranks) not in LONG
+    each_time |= num_ranks == 4 and budget == "loose" and name in FEW
     return pytest.param(name, num_ranks, budget, marks=() if each_time else pytest.mark.study)
 
 
