@@ -17,8 +17,10 @@ from shardwright.planner.storages import Life, Storages
 __all__ = ["NEVER", "Need", "Needs", "find_needs"]
 
 NEVER = 1 << 60
-MOST_STARTS = 6
-"""Nodes kept apart for which a storage may first be needed."""
+MOST_STARTS, FEWEST_STARTS = 6, 2
+"""Nodes kept apart for which a storage may first be needed, in a small graph and in a large one."""
+STARTS = 300
+"""About how many of all storages: each is a step with a row of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,12 @@ class _Finder:
     sure: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Storage to those made from it that count as recomputed."""
     asking: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    most_starts: int = MOST_STARTS
 
     def find(self) -> Needs:
         fold, last_layers = self.space.fold, self.space.fold.last_layers()
         known = {name for name in self.storages.forward if fold.group(name) == NO_GROUP or name in last_layers}
+        self.most_starts = max(FEWEST_STARTS, min(MOST_STARTS, STARTS // max(len(known), 1)))
         for name, life in reversed(list(self.storages.forward.items())):
             self._find_starts(name, life, known)
         steps, making = self._steps()
@@ -89,7 +93,7 @@ class _Finder:
             return
         first = min(own, default=NEVER)
         sooner = {node for c in asking for node in self.starts[c] if node < first}
-        self.starts[name] = _thinned(sorted(sooner | ({first} if own else set())))
+        self.starts[name] = _thinned(sorted(sooner | ({first} if own else set())), self.most_starts)
         self.certain.update([name] if own else [])
         self.sure[name], self.asking[name] = sure, asking
 
@@ -117,9 +121,9 @@ class _Finder:
         return Need(starts[-1] if name in self.certain else NEVER, last, starts, self.asking[name])
 
 
-def _thinned(starts: list[int]) -> list[int]:
+def _thinned(starts: list[int], most: int) -> list[int]:
     """The first, and of the others those that come last: most storages are needed then."""
-    return starts if len(starts) <= MOST_STARTS else [starts[0], *starts[1 - MOST_STARTS :]]
+    return starts if len(starts) <= most else [starts[0], *starts[1 - most :]]
 
 
 def _recomputable(life: Life) -> bool:
