@@ -21,6 +21,7 @@ from shardwright.ir import Budget, Decisions, Fate, InfeasibleError, InputKind, 
 from shardwright.planner.candidates import Candidate, best, evaluate, judge, polish, refitted
 from shardwright.planner.decode import decode
 from shardwright.planner.formulation import Formulation
+from shardwright.planner.linear import Bounds
 from shardwright.planner.module_classes import local_bytes, saved_storages
 from shardwright.planner.search import Request, Search
 from shardwright.planner.sequence import layouts_alone, with_layouts
@@ -50,7 +51,7 @@ class Sharding:
     """Layouts chosen before fates: the fastest with everything kept, whatever activations need."""
 
     formulation: Formulation
-    fixed: dict[int, tuple[float, float]]
+    fixed: Bounds
     """Bounds that leave these layouts only."""
     decisions: Decisions
     """With everything kept."""

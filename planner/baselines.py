@@ -13,11 +13,10 @@ from shardwright.passes.work import work_of
 from shardwright.planner.fates import FateChoice, State
 from shardwright.planner.flows import is_parameter
 from shardwright.planner.formulation import Formulation
+from shardwright.planner.linear import Bounds
 from shardwright.planner.space import AT_REST, Choice, Unit
 
 __all__ = ["BASELINES", "UNAVAILABLE", "Recipe", "restrict"]
-
-Bounds = dict[int, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)

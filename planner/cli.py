@@ -35,7 +35,7 @@ from shardwright.planner.cli_options import (
     TimeLimit,
 )
 from shardwright.planner.console import console, error_console
-from shardwright.planner.defaults import GAP
+from shardwright.planner.defaults import GAP, TIME_LIMIT_SECONDS
 from shardwright.planner.json_export import Json
 
 __all__ = ["app", "main"]
@@ -67,7 +67,7 @@ def plan(
     seq: SeqLength = None,
     accumulate: MicroBatches = 1,
     seed: Seed = 0,
-    time_limit: TimeLimit = 120.0,
+    time_limit: TimeLimit = TIME_LIMIT_SECONDS,
     gap: Gap = GAP,
     as_json: AsJson = False,
 ) -> None:
@@ -145,7 +145,7 @@ def sweep(
     seq: SeqLength = None,
     accumulate: MicroBatches = 1,
     seed: Seed = 0,
-    time_limit: TimeLimit = 120.0,
+    time_limit: TimeLimit = TIME_LIMIT_SECONDS,
     gap: Gap = GAP,
     as_json: AsJson = False,
 ) -> None:

@@ -82,9 +82,7 @@ class FateChoice:
         kept, again = self.bytes_terms(State.KEEP), self.bytes_terms(*AGAIN)
         if self.multiplicity == 1:
             return kept, again
-        last_again: Terms = {}
-        for share, size in zip(self.last_again, self.class_bytes, strict=True):
-            add_terms(last_again, share, size / GB)
+        last_again = self._gigabytes(self.last_again)
         # What is dropped comes after what is kept: where there may be any, the last layer's copy is not known.
         last_kept = kept if State.DROP in self.counts else add_terms(add_terms(dict(kept), again), last_again, -1.0)
         if last:
@@ -99,8 +97,14 @@ class FateChoice:
         """GB of one copy, averaged over the layers, in these states."""
         terms: Terms = {}
         for state in states:
-            for share, size in zip(self.shares.get(state, ()), self.class_bytes, strict=False):
-                add_terms(terms, share, size / GB)
+            add_terms(terms, self._gigabytes(self.shares.get(state, ())))
+        return terms
+
+    def _gigabytes(self, shares: tuple[Terms, ...]) -> Terms:
+        """Of shares of the classes."""
+        terms: Terms = {}
+        for share, size in zip(shares, self.class_bytes, strict=False):
+            add_terms(terms, share, size / GB)
         return terms
 
     def seconds_terms(self, state: State) -> Terms:

@@ -15,9 +15,11 @@ from ortools.math_opt.solvers import highs_pb2
 
 from shardwright.ir import ShardwrightError
 
-__all__ = ["Engine", "LinearModel", "Solution", "Status", "solve"]
+__all__ = ["Bounds", "Engine", "LinearModel", "Solution", "Status", "solve"]
 
 Terms = Mapping[int, float]
+Bounds = dict[int, tuple[float, float]]
+"""Variable to least and largest value."""
 
 
 class Engine(StrEnum):

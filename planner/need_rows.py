@@ -18,11 +18,11 @@ __all__ = ["NeedRows"]
 
 @dataclass
 class NeedRows:
-    """None where no plan needs the storage by, or since, that step."""
+    """Variables that say whether a storage is needed; None where no plan needs it by, or since, the step asked for."""
 
     result: Formulation
     needs: Needs
-    always: int = -1
+    always: int = field(init=False)
     """A variable that is 1."""
     _by: dict[tuple[str, int], int] = field(default_factory=dict)
     """(storage, one of its starts) to variable."""
@@ -75,7 +75,8 @@ class NeedRows:
         """The same variable, and never 1 without a reason: needed where 1 makes something else cheaper."""
         waiting = [variable]
         while waiting:
-            some_recomputed, some_needed = {(top := waiting.pop()): -1.0}, {top: -1.0}
+            top = waiting.pop()
+            some_recomputed, some_needed = {top: -1.0}, {top: -1.0}
             for recomputed, by in self._reasons.pop(top, ()):
                 add_terms(some_recomputed, recomputed)
                 add_terms(some_needed, {by: 1.0})

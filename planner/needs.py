@@ -71,22 +71,23 @@ class _Finder:
     sure: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Storage to those made from it that count as recomputed."""
     asking: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    most_starts: int = MOST_STARTS
+
+    def __post_init__(self) -> None:
+        fold, last_layers = self.space.fold, self.space.fold.last_layers()
+        self.known = {name for name in self.storages.forward if fold.group(name) == NO_GROUP or name in last_layers}
+        self.most_starts = max(FEWEST_STARTS, min(MOST_STARTS, STARTS // max(len(self.known), 1)))
 
     def find(self) -> Needs:
-        fold, last_layers = self.space.fold, self.space.fold.last_layers()
-        known = {name for name in self.storages.forward if fold.group(name) == NO_GROUP or name in last_layers}
-        self.most_starts = max(FEWEST_STARTS, min(MOST_STARTS, STARTS // max(len(known), 1)))
         for name, life in reversed(list(self.storages.forward.items())):
-            self._find_starts(name, life, known)
+            self._find_starts(name, life)
         steps, making = self._steps()
         found = {name: self._need(name, steps, making) for name in self.starts}
         wanted = frozenset(name for name in self.starts if self.sure[name] or self.asking[name])
         return Needs(found, wanted, steps)
 
-    def _find_starts(self, name: str, life: Life, known: set[str]) -> None:
+    def _find_starts(self, name: str, life: Life) -> None:
         children = [c for c in life.children if c in self.starts and _recomputable(self.storages.forward[c])]
-        asking = tuple(c for c in children if name in known and c in known)
+        asking = tuple(c for c in children if name in self.known and c in self.known)
         sure = tuple(c for c in children if c not in asking)
         own = {*life.backward_uses, *(node for c in sure for node in self.starts[c])}
         if not own and not asking:

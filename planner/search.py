@@ -7,7 +7,6 @@ whose budget is the true one.
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shardwright.ir import Budget, Fate, Graph, InfeasibleError, Mesh, Phase, PlanError, UserRules
@@ -22,7 +21,7 @@ from shardwright.planner.formulate import formulate
 from shardwright.planner.formulation import Formulation, Machine
 from shardwright.planner.infeasible import infeasible
 from shardwright.planner.limits import ROOM, Limits
-from shardwright.planner.linear import LinearModel, Solution, Status, solve
+from shardwright.planner.linear import Bounds, LinearModel, Solution, Status, solve
 from shardwright.planner.progress import Progress, ProgressSink
 from shardwright.planner.sequence import layouts_alone, with_layouts
 from shardwright.planner.space import build_space
@@ -264,13 +263,13 @@ class Search:
         or disk, and with nothing moved."""
         moving, deadline = _moving(self.formulations[mesh]), time.monotonic() + seconds
         found = self._refine(mesh, seconds / 2 if any(moving) else seconds, {})
-        fixed: dict[int, tuple[float, float]] = {}
+        fixed: Bounds = {}
         for number, variables in enumerate(moving):
             if variables and any(_stalls(candidate, self.request.gap) for candidate in found):
                 fixed.update(dict.fromkeys(variables, (0.0, 0.0)))
                 found = self._refine(mesh, (deadline - time.monotonic()) / (len(moving) - number), fixed)
 
-    def _refine(self, mesh: Mesh, seconds: float, bounds: Mapping[int, tuple[float, float]]) -> list[Candidate]:
+    def _refine(self, mesh: Mesh, seconds: float, bounds: Bounds) -> list[Candidate]:
         """Solve under the budget, then under limits on the program's peak that replay asks for."""
         found: list[Candidate] = []
         formulation, budget, gap = self.formulations[mesh], self.budget.device_bytes, self.request.gap

@@ -12,11 +12,9 @@ from shardwright.ir import DTYPE_BYTES, InputKind
 from shardwright.planner.fates import GB, State
 from shardwright.planner.flows import Terms
 from shardwright.planner.formulation import Formulation
-from shardwright.planner.linear import Solution, solve
+from shardwright.planner.linear import Bounds, Solution, solve
 
 __all__ = ["everything_kept", "layouts_alone", "with_layouts"]
-
-Bounds = dict[int, tuple[float, float]]
 
 
 def layouts_alone(

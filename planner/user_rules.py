@@ -6,6 +6,7 @@ from shardwright.ir import Fate, Mesh, PlanError, UserRules
 from shardwright.ir.globs import matches
 from shardwright.planner.fates import FATES
 from shardwright.planner.formulation import Formulation
+from shardwright.planner.linear import Bounds
 from shardwright.planner.space import Unit
 
 __all__ = ["allowed_meshes", "obey", "require_host"]
@@ -34,7 +35,7 @@ def require_host(rules: UserRules, host_bytes: int) -> None:
 def obey(formulation: Formulation, rules: UserRules) -> None:
     """Restrict the program. Rules on one layer of a class hold for the whole class. Raises PlanError naming the
     value for which nothing is left."""
-    bounds: dict[int, tuple[float, float]] = {}
+    bounds: Bounds = {}
     members = formulation.space.fold.members()
     for unit in formulation.space.units:
         _obey_places(formulation, unit, rules, members, bounds)
@@ -47,7 +48,7 @@ def _obey_places(
     unit: Unit,
     rules: UserRules,
     members: Mapping[str, tuple[str, ...]],
-    bounds: dict[int, tuple[float, float]],
+    bounds: Bounds,
 ) -> None:
     if not rules.places:
         return
@@ -66,7 +67,7 @@ def _obey_places(
         bounds.update({v: (0.0, 0.0) for v, ok in zip(variables, allowed, strict=True) if not ok})
 
 
-def _obey_fates(formulation: Formulation, rules: UserRules, bounds: dict[int, tuple[float, float]]) -> None:
+def _obey_fates(formulation: Formulation, rules: UserRules, bounds: Bounds) -> None:
     if not rules.fates:
         return
     for name in formulation.storages.forward:

@@ -15,15 +15,14 @@ from shardwright.passes.optimizers import optimizer_spec
 from shardwright.planner.candidates import Candidate, best, evaluate
 from shardwright.planner.decode import decode
 from shardwright.planner.fold import fold_of
-from shardwright.planner.formulation import Formulation, Machine
+from shardwright.planner.formulation import Machine
 from shardwright.planner.search import Request, search
-from shardwright.planner.sequence import everything_kept
+from shardwright.planner.sequence import everything_kept, with_layouts
 from shardwright.runtime.capture import capture
 
 TWO = Mesh(("dp",), (2,))
 LINK = 1.17e7
 WIDTH, ROWS = 32, 4096
-Bounds = dict[int, tuple[float, float]]
 
 
 class Branches(nn.Module):
@@ -52,16 +51,12 @@ def slow_links() -> Machine:
     return Machine(machines, AnalyticalPrices(machines), optimizer_spec("sgd"), 0)
 
 
-def same_layouts(formulation: Formulation, values: tuple[float, ...]) -> Bounds:
-    return {v: (round(values[v]),) * 2 for choices in formulation.flows.choices for v in choices}
-
-
 def sequential(graph: Graph, machines: Machine, budget: Budget) -> Candidate:
     """The fastest layouts with everything kept and no limit; then the best fates for them within the budget, with as
     many tries at the difference between rows and replay as it takes."""
     formulation = formulated(graph, TWO, machines, rules=known_rules())
     first = solved(formulation, bounds=everything_kept(formulation), gap=1e-4)
-    fixed = same_layouts(formulation, first.values)
+    fixed = with_layouts(formulation, first.values)
     tried = [evaluate("kept", graph, decode(formulation, first.values), machines, budget)]
     for share in (1.06, 1.03, 1.0, 0.97, 0.94, 0.9, 0.85):
         second = solved(formulation, share * budget.device_bytes, fixed, gap=1e-3)

@@ -78,7 +78,7 @@ def test_layers_of_one_matrix_are_split_one_by_columns_and_the_next_by_rows() ->
     assert layouts[0] == layouts[2] != layouts[1] == layouts[3]
 
 
-def test_keeping_what_has_no_copy_changes_nothing() -> None:
+def test_keeping_every_copy_there_is_adds_no_reduction() -> None:
     decisions = planned().chosen.decisions
     everything = dict.fromkeys(wide().producers, Gather.KEEP)
     assert num_reductions(replace(decisions, gathers=everything)) <= num_reductions(decisions)

@@ -13,11 +13,13 @@ from shardwright.ir import Plan
 from shardwright.passes.strategies import Rules
 from shardwright.runtime.rules import DTensorRules
 
-__all__ = ["EXACT", "BUDGETS", "PlannedZoo"]
+__all__ = ["BUDGETS", "EXACT", "LONG", "PlannedZoo"]
 
 EXACT = "perceptron", "resnet", "decoder"
 """Models that compute in float64 throughout when they are given that."""
 BUDGETS = "loose", "tight"
+LONG = [("t5", 2)]
+"""Models and ranks that take half a minute to plan: left to `pytest -m study`."""
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.zoo.models import ZOO
-from tests.zoo.planned import BUDGETS, EXACT, PlannedZoo
+from tests.zoo.planned import BUDGETS, EXACT, LONG, PlannedZoo
 
 from shardwright.ir import Fate, Plan
 from shardwright.runtime.rank_pool import RankPool
@@ -14,8 +14,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 MIB = 2**20
 FEW = ("perceptron", "llama", "resnet", "mixtral")
 """Models that are run on four ranks each time; the others are left to `pytest -m study`."""
-LONG = [("t5", 2)]
-"""Half a minute to plan: left to the study as well."""
 
 
 def _case(name: str, num_ranks: int, budget: str) -> object:

@@ -3,7 +3,7 @@
 import pytest
 from tests.zoo.drawn import drawn_decisions
 from tests.zoo.models import MORE, ZOO
-from tests.zoo.planned import BUDGETS, EXACT, PlannedZoo
+from tests.zoo.planned import BUDGETS, EXACT, LONG, PlannedZoo
 from tests.zoo.solved import MESHES
 from tests.zoo.whole import differences
 
@@ -13,8 +13,8 @@ FOUR = Mesh(("dp",), (4,))
 
 
 def _case(name: str, num_ranks: int) -> object:
-    """Four ranks are left to the study, and what takes half a minute to plan."""
-    studied = num_ranks == 4 or (name, num_ranks) == ("t5", 2)
+    """Four ranks are left to the study, too."""
+    studied = num_ranks == 4 or (name, num_ranks) in LONG
     return pytest.param(name, num_ranks, marks=pytest.mark.study if studied else ())
 
 
