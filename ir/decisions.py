@@ -80,6 +80,9 @@ class Decisions:
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     """Where a parameter's optimizer state lives, device or host; those not named: on the device.
     Where the copy of an offloaded storage lies, host or disk; those not named: on the host."""
+    parameters: Mapping[str, Tier] = field(default_factory=dict)
+    """Where a parameter itself lies between its uses, device or host; those not named: on the device. One that is
+    trained lies on the host only together with its state, where backward steps it."""
     schedule: Schedule = Schedule()
     clip: Clip = Clip.UNKNOWN
     """As declared; nothing that is decided, but the program depends on it."""

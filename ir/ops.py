@@ -17,7 +17,7 @@ Operators of ours, all with the axis by name so that one text serves every rank:
 | `mesh.pack(x...)` | one flat buffer with all of them, in order |
 | `mesh.unpack(buffer, shapes)` | its inverse; results are views of the buffer |
 | `tier.offload(x, tier)` | starts a copy of x to `host` or `disk`; the result is the copy and lives there |
-| `tier.reload(h)` | starts the copy back; the result is a device tensor |
+| `tier.reload(h)` | starts the copy back, or that of a parameter on the host; the result is a device tensor |
 | `tier.wait(h, x)` | the finished copy; shares h's storage; x, what was copied, lives until here |
 | `tier.step(g, p, name)` | starts the optimizer's step of parameter p, whose state is on the host, with gradient g |
 | `tier.sent(s, g)` | the same step once g has been copied to the host; g lives until here |

@@ -28,7 +28,8 @@ __all__ = [
 _T = TypeVar("_T")
 _ONCE: Final = ("target", "graph", "inputs", "cluster", "budget", "schedule", "predict")
 _KEYS: Final = (
-    "plan", *_ONCE, "certify", "baseline", "place", "read", "keep", "recompute", "offload", "gather", "state", "end",
+    "plan", *_ONCE, "certify", "baseline", "place", "read", "keep", "recompute", "offload", "gather", "state",
+    "parameter", "end",
 )  # fmt: skip
 
 

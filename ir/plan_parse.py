@@ -28,7 +28,7 @@ from shardwright.ir.plan_header import (
     parse_target,
 )
 from shardwright.ir.plan_lines import Cursor, PlanSource, Word
-from shardwright.ir.plan_text import ABSENT, COPY_TIERS, STATE_TIERS, PlanNames
+from shardwright.ir.plan_text import ABSENT, COPY_TIERS, RESIDENT_TIERS, PlanNames
 
 __all__ = ["parse_plan", "read_graph_hash"]
 
@@ -78,7 +78,10 @@ def _decisions(lines: Mapping[str, list[Cursor]], graph: Graph, mesh: Mesh) -> D
         gathers.read(line, lambda cursor, _: Gather(_one_of(cursor, tuple(Gather))), lambda g: g.value)
     tiers: _Found[Tier] = _Found(names.params)
     for line in lines.get("state", []):
-        tiers.read(line, lambda cursor, _: Tier(_one_of(cursor, STATE_TIERS)), lambda t: t.value)
+        tiers.read(line, lambda cursor, _: Tier(_one_of(cursor, RESIDENT_TIERS)), lambda t: t.value)
+    parameters: _Found[Tier] = _Found(names.weights)
+    for line in lines.get("parameter", []):
+        parameters.read(line, lambda cursor, _: Tier(_one_of(cursor, RESIDENT_TIERS)), lambda t: t.value)
     schedule = parse_schedule(lines["schedule"][0])
     all_layouts, all_reads = complete(graph, mesh, layouts.decided, reads.decided)
     return Decisions(
@@ -89,6 +92,7 @@ def _decisions(lines: Mapping[str, list[Cursor]], graph: Graph, mesh: Mesh) -> D
         gathers=gathers.decided,
         # What lies on the host is not named: it is the same plan without.
         tiers=tiers.decided | {name: Tier.DISK for name, (_, tier) in fates.decided.items() if tier == Tier.DISK},
+        parameters=parameters.decided,
         schedule=schedule,
     )
 

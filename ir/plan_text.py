@@ -20,15 +20,15 @@ from shardwright.ir.plan import FORMAT_VERSION, Baseline, Certificate, Plan, Pre
 from shardwright.ir.plan_defaults import default_layout, default_reads
 from shardwright.ir.units import exact_percent, exact_seconds, exact_size, format_seconds, format_size
 
-__all__ = ["ABSENT", "COPY_TIERS", "SCHEDULE_FIELDS", "STATE_TIERS", "PlanNames", "print_plan"]
+__all__ = ["ABSENT", "COPY_TIERS", "SCHEDULE_FIELDS", "RESIDENT_TIERS", "PlanNames", "print_plan"]
 
 ABSENT: Final = "none"
 """Stands where a value has no layout or a node no reads: plans of a part of the graph."""
 
 COPY_TIERS: Final = (Tier.HOST, Tier.DISK)
 """Where the copy of an offloaded storage may lie; the first where nothing is decided."""
-STATE_TIERS: Final = (Tier.DEVICE, Tier.HOST)
-"""Where optimizer state may live."""
+RESIDENT_TIERS: Final = (Tier.DEVICE, Tier.HOST)
+"""Where a parameter and its optimizer state may live."""
 
 SCHEDULE_FIELDS: Final = tuple((field.name.removesuffix("_bytes"), field.name) for field in fields(Schedule))
 """Word in the text and attribute, all sizes."""
@@ -51,6 +51,7 @@ class PlanNames:
         weights = graph.inputs_of(InputKind.PARAM, InputKind.FROZEN)
         self.copied = NameIndex((*weights, *(r for n in graph.nodes if n.phase is Phase.FORWARD for r in n.results)))
         self.params = NameIndex(graph.inputs_of(InputKind.PARAM))
+        self.weights = NameIndex(weights)
 
 
 def print_plan(plan: Plan, graph: Graph) -> str:
@@ -62,7 +63,7 @@ def print_plan(plan: Plan, graph: Graph) -> str:
         _read_lines(decisions, graph, names),
         _fate_lines(decisions, names),
         _map_lines("gather", decisions.gathers, names.copied, lambda gather: gather.value),
-        _state_lines(decisions, names),
+        [*_state_lines(decisions, names), *_parameter_lines(decisions, names)],
         [_prediction(plan.prediction), *_certificate(plan.certificate), *map(_baseline, plan.baselines)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n\nend\n"
@@ -192,10 +193,18 @@ def _copy_tier(decisions: Decisions, name: str) -> str:
 
 def _state_lines(decisions: Decisions, names: PlanNames) -> list[str]:
     states = {name: tier for name, tier in decisions.tiers.items() if name not in decisions.fates}
-    away = next((name for name, tier in states.items() if tier not in STATE_TIERS), None)
+    return _resident_lines("state", "optimizer state of ", states, names.params)
+
+
+def _parameter_lines(decisions: Decisions, names: PlanNames) -> list[str]:
+    return _resident_lines("parameter", "", decisions.parameters, names.weights)
+
+
+def _resident_lines(key: str, what: str, tiers: Mapping[str, Tier], index: NameIndex) -> list[str]:
+    away = next((name for name, tier in tiers.items() if tier not in RESIDENT_TIERS), None)
     if away is not None:
-        raise PlanError(f"expected optimizer state of {away!r} on device or host, found {states[away].value}")
-    return _map_lines("state", states, names.params, lambda tier: tier.value)
+        raise PlanError(f"expected {what}{away!r} on device or host, found {tiers[away].value}")
+    return _map_lines(key, tiers, index, lambda tier: tier.value)
 
 
 def _map_lines(key: str, decided: Mapping[str, _T], index: NameIndex, write: Callable[[_T], str]) -> list[str]:

@@ -1,4 +1,5 @@
-"""Copies between tiers in a rank graph: which tier each goes to or comes from, and what the disk takes.
+"""Copies between tiers in a rank graph: which tier each goes to or comes from, what lies on the host for good, and what
+the disk takes.
 
 A copy on the host is counted to the byte. One on disk takes whole blocks of its file, since direct I/O moves nothing
 less, and passes through buffers in host memory that are there all along: a fixed number, each as large as the largest
@@ -10,7 +11,16 @@ from typing import Final
 
 from shardwright.ir import Graph, GraphError, Node, Tier
 
-__all__ = ["CHUNK_BYTES", "DISK_BLOCK_BYTES", "NUM_BUFFERS", "buffer_bytes", "copied_to", "slot_bytes", "tier_of"]
+__all__ = [
+    "CHUNK_BYTES",
+    "DISK_BLOCK_BYTES",
+    "NUM_BUFFERS",
+    "buffer_bytes",
+    "copied_to",
+    "on_host",
+    "slot_bytes",
+    "tier_of",
+]
 
 DISK_BLOCK_BYTES: Final = 4096
 """Direct I/O wants offsets, lengths and memory in multiples of the device's block, 512 or 4096 bytes."""
@@ -26,11 +36,20 @@ def tier_of(graph: Graph, node: Node) -> Tier:
     while start.op != "tier.offload":
         if start.op not in ("tier.wait", "tier.reload"):
             raise GraphError(f"expected {node.op} {node.name} to follow a tier.offload, found {start.op} {start.name}")
+        if start.operands[0] not in graph.producers:
+            return Tier.HOST  # a parameter
         start = graph.producers[start.operands[0]]
     tier = start.args[1] if len(start.args) > 1 else None
     if tier not in (Tier.HOST, Tier.DISK):
         raise GraphError(f"expected tier host or disk in {start.op} of {start.name}, found {tier!r}")
     return Tier(str(tier))
+
+
+def on_host(graph: Graph) -> frozenset[str]:
+    """Parameters that lie on the host: the program copies them in where it reads them."""
+    return frozenset(
+        node.operands[0] for node in graph.nodes if node.op == "tier.reload" and node.operands[0] not in graph.producers
+    )
 
 
 def copied_to(graph: Graph, tier: Tier) -> tuple[Node, ...]:

@@ -1,8 +1,9 @@
 """Copy room: copies between tiers take the time that memory gives them.
 
-Needs a rank graph in which the wait of a copy to the host stands right behind its start, and that of a copy back right
-before its first use. Gives the same nodes in another order: copies out are waited for as late, also in backward, and
-copies back start as early, as the program can hold what they hold without exceeding `room_bytes`. Where there is no
+Needs a rank graph in which the wait of a copy to the host stands right behind its start, and that of a copy back, or of
+a parameter that lies on the host, right before its first use. Gives the same nodes in another order: copies out are
+waited for as late, also in backward, and copies in start as early, as the program can hold what they hold without
+exceeding `room_bytes`. Where there is no
 room they stay where they are, so this never makes a program hold more than the room, or than it held before.
 """
 
@@ -116,10 +117,12 @@ class _Spreading:
         return found
 
     def _hasten_starts(self, ends: Mapping[str, int]) -> None:
-        """Copies back, of each tier in the order of their use, start as early as there is room from then on."""
-        earliest = dict.fromkeys(Tier, self.border)
-        for position in range(self.border, len(self.graph.nodes)):
-            node = self.graph.nodes[position]
+        """Copies to the device, of each tier in the order of their use, start as early as there is room from then on:
+        those of parameters in their phase."""
+        earliest = dict.fromkeys(Tier, 0)
+        for position, node in enumerate(self.graph.nodes):
+            if position == self.border:
+                earliest = dict.fromkeys(Tier, self.border)
             if node.op != "tier.reload":
                 continue
             tier, num_bytes = self._tier(position), self._num_bytes(node.name)

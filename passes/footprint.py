@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.ir import DTYPE_BYTES, Graph, InputKind, TensorType, Tier
-from shardwright.passes.copies import buffer_bytes, copied_to
+from shardwright.passes.copies import buffer_bytes, copied_to, on_host
 from shardwright.passes.host_steps import stepped_in_backward
 from shardwright.passes.lifetimes import Storage, curve_bytes, lifetimes, rounded
 from shardwright.passes.optimizers import OptimizerSpec, StepKind
@@ -140,10 +140,13 @@ def _temporary_bytes(group: Sequence[TensorType], optimizer: OptimizerSpec, step
 
 
 def _host_steps(graph: Graph, parameters: Collection[str], optimizer: OptimizerSpec) -> Iterator[Storage]:
-    """Values staged on the host, temporaries of the steps there, and gradients where `tier.step` did not copy them."""
-    end, early = len(graph.nodes), stepped_in_backward(graph)
+    """Values staged on the host unless they lie there, temporaries of the steps there, and gradients where `tier.step`
+    did not copy them."""
+    end, early, residents = len(graph.nodes), stepped_in_backward(graph), on_host(graph)
     births = {node.name: position for position, node in enumerate(graph.nodes)}
     for name, step in early.items():
+        if name in residents:
+            continue
         done = births[graph.gradients[name]]
         yield Storage(f"step({name})", graph.types[name].num_bytes, births[step.name], done, Tier.HOST)
     if early:

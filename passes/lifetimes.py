@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from shardwright.ir import Graph, GraphError, Phase, Tier
 from shardwright.ir.ops import aliased_operand
-from shardwright.passes.copies import slot_bytes, tier_of
+from shardwright.passes.copies import on_host, slot_bytes, tier_of
 
 __all__ = ["Lifetimes", "Storage", "curve_bytes", "first_backward", "lifetimes", "rounded", "storage_roots"]
 
@@ -32,7 +32,8 @@ class Storage:
     death: int
     """Position of the last node that needs it; the number of nodes where it outlives them all."""
     tier: Tier
-    """Where it lies; off the device are the copies that `tier.offload` made, and of gradients `tier.step`."""
+    """Where it lies; off the device are parameters on the host, the copies that `tier.offload` made, and of gradients
+    `tier.step`."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def lifetimes(graph: Graph, block_bytes: int) -> Lifetimes:
     roots = storage_roots(graph)
     births = {given.name: -1 for given in graph.inputs}
     deaths = {given.name: len(graph.nodes) for given in graph.inputs}
-    tiers: dict[str, Tier] = {}
+    tiers = dict.fromkeys(on_host(graph), Tier.HOST)
     for position, node in enumerate(graph.nodes):
         for result in node.results:
             root = roots[result]

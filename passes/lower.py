@@ -6,13 +6,14 @@ redistributed copies, views of them, recomputed and reloaded storages. Starts an
 them apart is the business of `schedule`.
 
 Names: a value of the captured graph keeps its name in the layout it is made in; `x~S(0).R` is x in another layout,
-`x~again` what backward made again.
+`x~again` what backward made again, `x~here` a parameter that lies on the host.
 """
 
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from shardwright.ir import (
+    Clip,
     Decisions,
     Fate,
     Gather,
@@ -62,6 +63,7 @@ class _Lowering:
     """The captured node on whose behalf nodes are written: they inherit module and source."""
 
     def run(self) -> Graph:
+        self._check_parameters()
         for given in self.graph.inputs:
             self.types[given.name] = self._local_type(given.name)
         forward = [node for node in self.graph.nodes if node.phase is Phase.FORWARD]
@@ -84,6 +86,20 @@ class _Lowering:
             outputs={path: returned[value] for path, value in self.graph.outputs.items()},
         )
         return without_dead_code(lowered)
+
+    def _check_parameters(self) -> None:
+        """Raises PlanError for a trained parameter on the host that backward does not step there."""
+        for name in filter(self._lies_on_host, self.graph.gradients):
+            if self.decisions.tiers.get(name) is not Tier.HOST:
+                raise PlanError(
+                    f"expected the optimizer state of {name} on the host, as the parameter, found it on the device;"
+                    f" add `state {name} host`, or take `parameter {name} host` out"
+                )
+            if self.decisions.clip is not Clip.NONE:
+                raise PlanError(
+                    f"expected clip none for `parameter {name} host`, found clip {self.decisions.clip}: only backward"
+                    " steps parameters on the host; declare --clip none, or take the line out"
+                )
 
     def _forward_returned(self) -> tuple[str, ...]:
         loss = (self.graph.loss,) if self.graph.loss else ()
@@ -135,6 +151,9 @@ class _Lowering:
             self._versions[key] = kept if kept is not None else self._redistribute(value, source, layout)
         return self._versions[key]
 
+    def _lies_on_host(self, value: str) -> bool:
+        return self.decisions.parameters.get(value) is Tier.HOST
+
     def _kept_copy(self, value: str, layout: Layout) -> str | None:
         """Forward's copy in that layout, where the plan keeps it for backward."""
         if self.phase is Phase.FORWARD or self.decisions.gathers.get(value) is not Gather.KEEP:
@@ -168,11 +187,24 @@ class _Lowering:
     def _made(self, value: str) -> str:
         """The value in the layout it is made in, as this phase can reach it."""
         node = self.graph.producers.get(value)
+        if self._lies_on_host(value):
+            return self._fetched(value)
         if node is None or self.phase is Phase.FORWARD or node.phase is Phase.BACKWARD:
             return value
         if value not in self._again:
             self._derive_chain(value)
         return self._again[value]
+
+    def _fetched(self, parameter: str) -> str:
+        """A parameter that lies on the host, copied to the device, once per phase."""
+        layout = self._layout(parameter)
+        key = (self.phase, parameter, layout)
+        if key not in self._versions:
+            again = "~again" if self.phase is Phase.BACKWARD else ""
+            start, done = f"{parameter}~reload{again}", f"{parameter}~here{again}"
+            kept = self._kept_copy(parameter, layout)
+            self._versions[key] = kept or self._copy_in(parameter, start, done, self._origin)
+        return self._versions[key]
 
     def _derive_chain(self, value: str) -> None:
         """What a value is recomputed from first: a chain over many layers would exhaust Python's stack."""
@@ -214,15 +246,15 @@ class _Lowering:
             self._again.update({n: results[n] for n in again})
 
     def _fate(self, value: str) -> Fate:
-        """Of a value made in forward. A view follows what it is a view of; a view of a redistributed copy, or of
-        something made again, is made again."""
+        """Of a value made in forward. A view follows what it is a view of; a view of a copy, redistributed or
+        fetched from the host, or of something made again, is made again."""
         node = self.graph.producers.get(value)
         if node is None:
             return Fate.KEEP
         base = aliased_operand(node)
         if base is None:
             return self.decisions.fates.get(value, Fate.KEEP)
-        moved = self.decisions.reads[node.name][0] != self._layout(base)
+        moved = self.decisions.reads[node.name][0] != self._layout(base) or self._lies_on_host(base)
         if moved and self.decisions.gathers.get(base) is Gather.KEEP:
             return Fate.KEEP
         return Fate.RECOMPUTE if moved or self._fate(base) is not Fate.KEEP else Fate.KEEP
@@ -261,10 +293,12 @@ class _Lowering:
         return last
 
     def _reload(self, value: str) -> str:
-        start, done = f"{value}~reload", f"{value}~again"
-        copy = self._copy[value]
-        node = self.graph.producers[value]
-        self.types[start] = self.types[done] = self.types[value]
-        self.nodes.append(Node("tier.reload", (Ref(copy),), (), (start,), self.phase, node.module, node.source))
-        self.nodes.append(Node("tier.wait", (Ref(start), Ref(copy)), (), (done,), self.phase, node.module, node.source))
+        return self._copy_in(self._copy[value], f"{value}~reload", f"{value}~again", self.graph.producers[value])
+
+    def _copy_in(self, source: str, start: str, done: str, on_behalf_of: Node | None) -> str:
+        """Start and wait of a copy to the device; gives the name of what has arrived."""
+        module, line = (on_behalf_of.module, on_behalf_of.source) if on_behalf_of else ("", "")
+        self.types[start] = self.types[done] = self.types[source]
+        self.nodes.append(Node("tier.reload", (Ref(source),), (), (start,), self.phase, module, line))
+        self.nodes.append(Node("tier.wait", (Ref(start), Ref(source)), (), (done,), self.phase, module, line))
         return done

@@ -61,7 +61,7 @@ def _from_parameters(graph: Graph) -> frozenset[int]:
     known = set(graph.inputs_of(InputKind.PARAM, InputKind.FROZEN, InputKind.BUFFER))
     found = set()
     for position, node in enumerate(graph.nodes):
-        moves = node.op.startswith("mesh.") or node.op in COPY_OPS or aliased_operand(node) is not None
+        moves = node.op.startswith(("mesh.", "tier.")) or node.op in COPY_OPS or aliased_operand(node) is not None
         if moves and node.operands and known.issuperset(node.operands):
             found.add(position)
             known.update(node.results)

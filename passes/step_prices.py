@@ -20,9 +20,10 @@ class HostSeconds:
 
     gradient_out: float
     value_out: float
-    """0 where a master stands for the value."""
+    """0 where a master stands for the value, or the value lies on the host."""
     step: float
     value_in: float
+    """0 where the value lies on the host."""
 
     @property
     def total(self) -> float:
@@ -45,10 +46,12 @@ class StepPrices:
         """All of them, local, at once."""
         return self._seconds(parameters, False)
 
-    def host_seconds(self, parameter: TensorType) -> HostSeconds:
-        copy = self.prices.copy_seconds(parameter.num_bytes)
+    def host_seconds(self, parameter: TensorType, *, lies_there: bool = False) -> HostSeconds:
+        """Of one whose state is on the host; whether the parameter itself is, too."""
+        gradient = self.prices.copy_seconds(parameter.num_bytes)
         has_master = self.optimizer.keeps_master(DTYPE_BYTES[parameter.dtype])
-        return HostSeconds(copy, 0.0 if has_master else copy, self._seconds((parameter,), True), copy)
+        value = 0.0 if lies_there else gradient
+        return HostSeconds(gradient, 0.0 if has_master else value, self._seconds((parameter,), True), value)
 
     def _seconds(self, parameters: Sequence[TensorType], on_host: bool) -> float:
         sizes = ((kind.num_elements, DTYPE_BYTES[kind.dtype]) for kind in parameters)

@@ -8,7 +8,8 @@ and runs when what was queued before is done. A wait holds compute until the sta
 of it that the link cannot hide: what compute lost while it ran, to cores or memory bandwidth shared with it.
 
 Optimizer steps in backward have the stream of the host. One starts when its gradient has been copied out; then the
-value is copied where it is needed, the parameter stepped, and the value copied back, one parameter after another. Where
+value is copied where it is needed, the parameter stepped, and the value copied back unless it lies there, one parameter
+after another. Where
 the host is the device, none of that can hide.
 """
 
@@ -19,7 +20,7 @@ from shardwright.ir import Graph, GraphError, Mesh, Node, Phase, Tier
 from shardwright.ir.cluster import Cluster, Link
 from shardwright.ir.ops import is_async_start, is_collective
 from shardwright.passes.collective_model import span_of
-from shardwright.passes.copies import tier_of
+from shardwright.passes.copies import on_host, tier_of
 from shardwright.passes.node_prices import NodePrices
 from shardwright.passes.optimizers import OptimizerSpec
 from shardwright.passes.prices import Prices
@@ -79,7 +80,7 @@ def timeline(
     overlaps = {axis: axis_link(cluster, mesh, axis).overlap for axis in mesh.axes}
     steps = None if optimizer is None else StepPrices(prices, optimizer)
     overlaps[HOST] = HOST_OVERLAP.get(cluster.device.kind, 1.0)
-    clock = _Clock(NodePrices(graph, mesh, prices), overlaps, steps)
+    clock = _Clock(NodePrices(graph, mesh, prices), overlaps, steps, on_host(graph))
     for node in graph.nodes:
         clock.step(node)
     return clock.read()
@@ -100,6 +101,8 @@ class _Clock:
     prices: NodePrices
     overlaps: Mapping[str, float]
     steps: StepPrices | None
+    residents: frozenset[str]
+    """Parameters that lie on the host."""
     now: float = 0.0
     """When compute is free."""
     compute_seconds: float = 0.0
@@ -149,7 +152,9 @@ class _Clock:
     def _step(self, node: Node) -> None:
         if self.steps is None:
             raise GraphError(f"expected an optimizer for {node.op} {node.name}, found none; pass the one planned for")
-        seconds = self.steps.host_seconds(self.prices.graph.types[node.operands[1]])
+        parameter = node.operands[1]
+        kind, lies_there = self.prices.graph.types[parameter], parameter in self.residents
+        seconds = self.steps.host_seconds(kind, lies_there=lies_there)
         out = max(self.now, self.free.get(COPY_OUT, 0.0))
         sent = self.free[COPY_OUT] = out + seconds.gradient_out
         begin = max(sent, self.free.get(HOST, 0.0))

@@ -57,7 +57,7 @@ def plan(
     A step that runs forward and backward `accumulate` times before the optimizer does so on as many such batches.
     `outputs` names what the training forward returns beside the loss (`.logits`); the rest is not even computed.
     `clip=None` declares that the script neither clips nor reads nor accumulates gradients: what has its optimizer state
-    on the host is then stepped while backward goes on.
+    on the host is then stepped while backward goes on, and may lie there itself.
     `rules` is a file of what the plan must respect (docs/plan-format.md).
     `budget`, `host` and `disk` are bytes of one rank, or texts such as `900MiB`; 0 of host or disk: nothing goes there.
     The module may be on `meta`; it is only read.

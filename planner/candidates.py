@@ -21,7 +21,7 @@ def schedules(lowered: Graph, room_bytes: int) -> tuple[Schedule, ...]:
     """From the one that hides most, with a block's parameters arriving while another computes, to the one that holds
     least. Copies between tiers have the room that there is; where there are none it does not matter."""
     block_bytes = block_gather_bytes(lowered)
-    copies = any(node.op == "tier.offload" for node in lowered.nodes)
+    copies = any(node.op.startswith("tier.") for node in lowered.nodes)
     room_bytes = max(room_bytes, 0) if copies else 0
     return (
         Schedule(gather_bytes=block_bytes, room_bytes=room_bytes),

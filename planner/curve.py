@@ -80,7 +80,7 @@ class Begin:
     """Where a way to save memory is first used, coming from large budgets."""
 
     what: str
-    """`weights split`, `recompute`, `offload`, `offload to disk`, `state on host`."""
+    """`weights split`, `recompute`, `offload`, `offload to disk`, `state on host`, `weights on host`."""
     point: Point
 
 
@@ -110,4 +110,5 @@ _WAYS: Final[tuple[tuple[str, Callable[[Costs], bool]], ...]] = (
     ("offload", lambda costs: costs.offloaded_bytes > 0),
     ("offload to disk", lambda costs: costs.spilled_bytes > 0),
     ("state on host", lambda costs: costs.state_host_bytes > 0),
+    ("weights on host", lambda costs: costs.weight_host_bytes > 0),
 )

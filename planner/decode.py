@@ -39,6 +39,7 @@ def decode(formulation: Formulation, values: Sequence[float], *, copies_first: b
         gathers={name: Gather.KEEP for name in _first(formulation.kept_copies, values, members)},
         tiers={name: Tier.HOST for name in _first(formulation.host, values, members)}
         | dict.fromkeys(spilled, Tier.DISK),
+        parameters={name: Tier.HOST for name in _first(formulation.host_parameters, values, members)},
         clip=formulation.machine.clip,
     )
 

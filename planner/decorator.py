@@ -88,7 +88,7 @@ def parallelize(
     `host` and `disk` are what a rank may use of these; `disk_path` is this rank's directory for what goes to disk, by
     default that of the cluster, else the user's cache folder.
     `outputs` names what the training forward returns beside the loss (`.logits`). `clip=None` declares that the script
-    leaves gradients to the optimizer alone, which may then step while backward goes on.
+    leaves gradients to the optimizer alone, which may then step while backward goes on, and parameters lie on the host.
     `plan` is a plan file: then nothing is solved, and the solver is not even imported. `on_plan(plan, graph)` is called
     on rank 0 once the plan is known; `progress` while it is made.
     """

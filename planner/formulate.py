@@ -9,6 +9,7 @@ Objective (ms), added by:
   copies to and from host, and disk, beyond what compute hides        `_copies`
   the optimizer step, on the device or on the host; on the host       `_states`
     beyond what backward hides, where the script leaves gradients alone
+  copies of parameters that lie on the host, as those of activations  `_lie_on_host`
 Rows: flows and one-hot choices (`flows`), fates (`fates`), memory per position (`memory_items`), capacity of host and
 disk (`_capacities`).
 Figures of this objective are for choosing; what a plan predicts comes from replay.
@@ -17,7 +18,7 @@ Figures of this objective are for choosing; what a plan predicts comes from repl
 import math
 from dataclasses import dataclass, field
 
-from shardwright.ir import DTYPE_BYTES, Clip, InputKind, Layout, Partial, Phase, Replicate, TensorType
+from shardwright.ir import DTYPE_BYTES, Clip, InputKind, Layout, Partial, Phase, Replicate, TensorType, Tier
 from shardwright.passes.copies import buffer_bytes, slot_bytes
 from shardwright.passes.step_prices import HOST_OVERLAP, StepPrices
 from shardwright.planner.fates import GB, MOVED, FateChoice, FateOptions, State, build_fates
@@ -207,22 +208,26 @@ class _Writer:
         static: Terms = {}
         self.host_terms: Terms = {}
         self.host_seconds: Terms = {}
+        self.fetch_seconds: dict[Phase, Terms] = {phase: {} for phase in Phase}
         self.staging = self.model.variable(math.inf)
         for unit in self.space.units:
             if unit.kind is None:
                 continue
             name, copies = unit.values[0], unit.multiplicity
-            on_host: Terms = {}
+            on_host, lying = Terms(), Terms()
             for variable, (layout,) in zip(
                 self.flows.choices[unit.index], (c.layouts for c in unit.choices), strict=True
             ):
                 local = self.result.local(name, layout)
                 add_terms(static, {variable: local.num_bytes * copies / GB})
+                moved = self._state(unit, variable, local, static) if unit.kind is InputKind.PARAM else {variable: 1.0}
                 if unit.kind is InputKind.PARAM:
-                    add_terms(on_host, self._state(unit, variable, local, static))
-            if on_host:
-                self.result.host[name] = self.model.variable(copies, integer=True)
-                self.model.row(on_host | {self.result.host[name]: -1.0 / copies}, 0.0, 0.0)
+                    add_terms(on_host, moved)
+                add_terms(lying, self._lie_on_host(unit, moved, local, static))
+            for shares, counts in ((on_host, self.result.host), (lying, self.result.host_parameters)):
+                if shares:
+                    counts[name] = self.model.variable(copies, integer=True)
+                    self.model.row(shares | {counts[name]: -1.0 / copies}, 0.0, 0.0)
         self._pay_host_seconds()
         return static
 
@@ -265,6 +270,29 @@ class _Writer:
             self.result.sent_gradients.setdefault(unit.values[0], {})[share] = local.num_bytes / GB
         return {share: 1.0}
 
+    def _lie_on_host(self, unit: Unit, moved: Terms, local: TensorType, static: Terms) -> Terms:
+        """The share of the layers that lie on the host and are fetched by each phase that reads them; those that are
+        trained are stepped there, so their state is there too (`moved`), and nobody but backward may use gradients."""
+        is_trained, name, copies = unit.kind is InputKind.PARAM, unit.values[0], unit.multiplicity
+        may_lie = unit.kind is InputKind.FROZEN or (is_trained and self.machine.clip is Clip.NONE)
+        phases = {edge.phase for edge in self.space.edges if edge.value == name and edge.slot != AT_REST}
+        smallest = self.machine.cluster.host.smallest_offload_bytes
+        if not (may_lie and moved and phases and self.machine.host_bytes) or local.num_bytes < smallest:
+            return {}
+        share, size = self.model.variable(), local.num_bytes / GB
+        self.model.row(add_terms({share: 1.0}, moved, -1.0), upper=0.0)
+        add_terms(static, {share: -size * copies})
+        add_terms(self.host_terms, {share: size * copies})
+        self.result.fetched.setdefault(name, {})[share] = size
+        seconds = self.machine.prices.copy_seconds(local.num_bytes, Tier.HOST, True)
+        for phase in phases:
+            add_terms(self.fetch_seconds[phase], {share: seconds * copies})
+        if is_trained:
+            steps = StepPrices(self.machine.prices, self.machine.optimizer)
+            saved = steps.host_seconds(local).total - steps.host_seconds(local, lies_there=True).total
+            add_terms(self.host_seconds, {share: -saved * copies})
+        return {share: 1.0}
+
     def _stage(self, share: int, local: TensorType) -> None:
         """A parameter with state on the host passes through there: one after the other, so the largest counts."""
         is_any = self.model.variable(1, integer=True)
@@ -274,10 +302,16 @@ class _Writer:
 
     def _copies(self) -> None:
         """Copies of activations hide behind compute of their phase, those of each tier by themselves: the host has a
-        way out and one back, the disk either writes or reads, in forward or in backward. The rest stalls."""
+        way out and one back, the disk either writes or reads, in forward or in backward. The rest stalls. Parameters
+        come in on the way back, in both phases."""
+        if fetches := self.fetch_seconds[Phase.FORWARD]:
+            self._hide(fetches, Phase.FORWARD)
         for state in MOVED:
             for phase in Phase:
-                if seconds := self._copy_seconds(state, phase):
+                seconds = self._copy_seconds(state, phase)
+                if state is State.OFFLOAD and phase is Phase.BACKWARD:
+                    add_terms(seconds, self.fetch_seconds[phase])
+                if seconds:
                     self._hide(seconds, phase)
 
     def _copy_seconds(self, state: State, phase: Phase) -> Terms:

@@ -47,6 +47,10 @@ class Formulation:
     """Of memory rows and of `peak`: the solver's tolerances are absolute, and small models must not vanish in them."""
     host: dict[str, int] = field(default_factory=dict)
     """Parameter to the integer variable: layers whose optimizer state lives on the host."""
+    host_parameters: dict[str, int] = field(default_factory=dict)
+    """Parameter to the integer variable: layers that lie on the host themselves."""
+    fetched: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Parameter to the GB that one layer's copy takes on the device, over the layers' shares that lie on the host."""
     sent_gradients: dict[str, dict[int, float]] = field(default_factory=dict)
     """Parameter to the GB of its gradient, over the layers' shares, that leave the device within backward."""
     kept_copies: dict[str, int] = field(default_factory=dict)

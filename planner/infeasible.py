@@ -3,6 +3,7 @@
 from shardwright.ir import (
     DTYPE_BYTES,
     Budget,
+    Clip,
     Graph,
     InfeasibleError,
     InputKind,
@@ -56,6 +57,8 @@ def _always_held(smallest: Candidate, graph: Graph, budget: Budget, machine: Mac
     for name in graph.inputs_of(InputKind.PARAM, InputKind.FROZEN, InputKind.BUFFER):
         whole = graph.types[name]
         local = TensorType(whole.dtype, local_shape(whole.shape, decisions.layouts[name], decisions.mesh))
+        if decisions.parameters.get(name) is Tier.HOST:
+            continue
         held += local.num_bytes
         if name in graph.gradients:
             on_device = decisions.tiers.get(name, Tier.DEVICE) is Tier.DEVICE
@@ -85,6 +88,11 @@ def _ways_out(smallest: Candidate, graph: Graph, budget: Budget, machine: Machin
         ways.append(
             f"raise --host above {format_size(budget.host_bytes)}:"
             f" optimizer state takes {format_size(states // ranks)} a rank"
+        )
+    if budget.host_bytes and machine.clip is not Clip.NONE:
+        ways.append(
+            f"let parameters lie on the host as well, {format_size(held // ranks)} a rank: --clip none, for a script"
+            " that leaves gradients to the optimizer"
         )
     if not budget.disk_bytes and machine.cluster.disk is not None:
         ways.append("let saved activations go to disk: --disk SIZE, with some host memory to pass through")

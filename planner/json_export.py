@@ -49,6 +49,7 @@ def plan_json(plan: Plan) -> dict[str, Json]:
             if fate is Fate.OFFLOAD
         },
         "state": {name: str(tier) for name, tier in decisions.tiers.items() if name not in decisions.fates},
+        "parameters": {name: str(tier) for name, tier in decisions.parameters.items()},
     }
 
 

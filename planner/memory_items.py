@@ -51,6 +51,7 @@ class _ItemWriter:
         items = Items()
         self._storage_items(items)
         self._version_items(items)
+        self._fetch_items(items)
         self._gradient_items(items)
         self._returned_items(items)
         return items
@@ -149,6 +150,21 @@ class _ItemWriter:
             ahead = phases[group] is Phase.FORWARD
             waiting = (end + 1, forward_end) if ahead else (forward_end + 1, start - 1)
             items.add(("gathered", group), kept.get(group, {}), *waiting)
+
+    def _fetch_items(self, items: Items) -> None:
+        """A parameter that lies on the host is on the device from the first to the last reader of a phase."""
+        fold, steps = self.space.fold, self.needs.steps
+        spans: dict[tuple[str, Phase], tuple[int, int]] = {}
+        for position, node in enumerate(self.space.graph.nodes):
+            fetched = [name for name in node.operands if fold.key(name) in self.result.fetched]
+            for phase, (start, end) in self._reader_spans(node.name, position).items() if fetched else ():
+                for name in fetched:
+                    old = spans.get((name, phase), (start, end))
+                    spans[name, phase] = (min(old[0], start), max(old[1], end))
+        for (name, _), (first, last) in spans.items():
+            key, in_flight = fold.key(name), GATHERS_IN_FLIGHT if fold.group(name) >= 0 else 1
+            terms = add_terms({}, self.result.fetched[key], in_flight)
+            items.add(("fetched", key), terms, steps[first], steps[last])
 
     def _groups_by_edge(self) -> Mapping[tuple[str, Phase, int, bool], set[int]]:
         found: dict[tuple[str, Phase, int, bool], set[int]] = {}

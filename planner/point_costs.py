@@ -35,10 +35,12 @@ class Costs:
     """Whole weights that forward had and freed, and backward gathers again."""
     spilled_bytes: int = 0
     """Saved activations that wait on disk."""
+    weight_host_bytes: int = 0
+    """Weights that lie on the host."""
 
     @property
     def host_bytes(self) -> int:
-        return self.offloaded_bytes + self.state_host_bytes
+        return self.offloaded_bytes + self.state_host_bytes + self.weight_host_bytes
 
 
 def costs_of(plan: Plan, graph: Graph, replay: Replay) -> Costs:
@@ -53,6 +55,7 @@ def costs_of(plan: Plan, graph: Graph, replay: Replay) -> Costs:
         state_host_bytes=totals.state_host_bytes,
         regathered_bytes=_regathered_bytes(plan, graph),
         spilled_bytes=totals.spilled_bytes,
+        weight_host_bytes=totals.weight_host_bytes,
     )
 
 

@@ -32,10 +32,12 @@ class RankTotals:
     """What recomputing avoids holding; on no tier."""
     spilled_bytes: int = 0
     """Saved activations that wait on disk."""
+    weight_host_bytes: int = 0
+    """Of the weights, those that lie on the host."""
 
     @property
     def host_bytes(self) -> int:
-        return self.state_host_bytes + self.offloaded_bytes
+        return self.state_host_bytes + self.offloaded_bytes + self.weight_host_bytes
 
 
 def rank_totals(plan: Plan, graph: Graph) -> RankTotals:
@@ -52,6 +54,8 @@ def rank_totals(plan: Plan, graph: Graph) -> RankTotals:
 
     trained = graph.inputs_of(InputKind.PARAM)
     on_host = tuple(name for name in trained if decisions.tiers.get(name, Tier.DEVICE) is Tier.HOST)
+    weights = graph.inputs_of(InputKind.PARAM, InputKind.FROZEN)
+    lying = tuple(name for name in weights if decisions.parameters.get(name) is Tier.HOST)
     saved = tuple(dict.fromkeys((*saved_storages(graph), *decisions.fates)))
 
     def held(fate: Fate) -> tuple[str, ...]:
@@ -60,7 +64,7 @@ def rank_totals(plan: Plan, graph: Graph) -> RankTotals:
     spilled = tuple(name for name in held(Fate.OFFLOAD) if decisions.tiers.get(name) is Tier.DISK)
 
     return RankTotals(
-        weight_bytes=total(graph.inputs_of(InputKind.PARAM, InputKind.FROZEN)),
+        weight_bytes=total(weights),
         gradient_bytes=total(trained),
         state_device_bytes=state(trained) - state(on_host),
         state_host_bytes=state(on_host),
@@ -70,4 +74,5 @@ def rank_totals(plan: Plan, graph: Graph) -> RankTotals:
         offloaded_bytes=total(held(Fate.OFFLOAD)) - total(spilled),
         recomputed_bytes=total(held(Fate.RECOMPUTE)),
         spilled_bytes=total(spilled),
+        weight_host_bytes=total(lying),
     )

@@ -259,8 +259,8 @@ class Search:
         return min((c.objective_seconds for c in self.pool if c.fits), default=math.inf)
 
     def _solve_mesh(self, mesh: Mesh, seconds: float) -> None:
-        """With everything allowed; then, where replay finds that copies do not hide, with no activations moved to host
-        or disk, and with nothing moved."""
+        """With everything allowed; then, where replay finds that copies do not hide, with all parameters on the device,
+        with no activations moved to host or disk, and with nothing moved."""
         moving, deadline = _moving(self.formulations[mesh]), time.monotonic() + seconds
         found = self._refine(mesh, seconds / 2 if any(moving) else seconds, {})
         fixed: Bounds = {}
@@ -346,10 +346,10 @@ class Search:
         )
 
 
-def _moving(formulation: Formulation) -> tuple[list[int], list[int]]:
-    """Variables that put activations, and optimizer state, on host or disk."""
+def _moving(formulation: Formulation) -> tuple[list[int], ...]:
+    """Variables that put parameters, activations, and optimizer state, on host or disk."""
     moved = [c.counts[state] for c in formulation.fates.values() for state in MOVED if state in c.counts]
-    return moved, list(formulation.host.values())
+    return list(formulation.host_parameters.values()), moved, list(formulation.host.values())
 
 
 def _stalls(candidate: Candidate, gap: float) -> bool:

@@ -142,7 +142,7 @@ def totals_table(totals: RankTotals) -> Table:
     for tier in tiers:
         table.add_column(tier, justify="right")
     rows = (
-        ("weights", totals.weight_bytes, 0, 0),
+        ("weights", totals.weight_bytes - totals.weight_host_bytes, totals.weight_host_bytes, 0),
         ("gradients", totals.gradient_bytes, 0, 0),
         ("optimizer state", totals.state_device_bytes, totals.state_host_bytes, 0),
         ("saved activations", totals.kept_bytes, totals.offloaded_bytes, totals.spilled_bytes),

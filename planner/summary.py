@@ -50,9 +50,13 @@ def _decisions(plan: Plan, graph: Graph) -> Table:
             text += f"; {format_size(totals.spilled_bytes)} of it on disk"
         grid.add_row(word, Text(text))
     grid.add_row("rank holds", Text(_rest(totals)))
-    hosted = dict.fromkeys(fold_path(name)[0] for name, tier in plan.decisions.tiers.items() if tier is Tier.HOST)
-    if hosted:
-        grid.add_row("on host", Text(f"optimizer state {format_size(totals.state_host_bytes)}   {_listed(hosted)}"))
+    for what, tiers, num_bytes in (
+        ("optimizer state", plan.decisions.tiers, totals.state_host_bytes),
+        ("weights", plan.decisions.parameters, totals.weight_host_bytes),
+    ):
+        hosted = dict.fromkeys(fold_path(name)[0] for name, tier in tiers.items() if tier is Tier.HOST)
+        if hosted:
+            grid.add_row("on host", Text(f"{what} {format_size(num_bytes)}   {_listed(hosted)}"))
     return grid
 
 
@@ -86,7 +90,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def _rest(totals: RankTotals) -> str:
     parts = (
-        ("weights", totals.weight_bytes),
+        ("weights", totals.weight_bytes - totals.weight_host_bytes),
         ("gradients", totals.gradient_bytes),
         ("optimizer", totals.state_device_bytes),
         ("saved", totals.kept_bytes),

@@ -35,6 +35,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, TupleStrategy
 from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder as ShardingPlaceholder
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.placement_types import Placement
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,6 +69,7 @@ __all__ = [
     "TupleStrategy",
     "aot_export_joint_with_descriptors",
     "disable_dispatch_modes",
+    "dtensor_elsewhere",
     "dtensor_like",
     "dynamo_graph_capture_for_export",
     "foreach_zero_",
@@ -97,6 +99,14 @@ def one_axis_mesh(size: int) -> DeviceMesh:
 def dtensor_like(local: Tensor, like: DTensor) -> DTensor:
     """A DTensor of the same shape, mesh and placements; what `from_local` gives, without its cost."""
     return DTensor(local, like._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def dtensor_elsewhere(
+    local: Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...], shape: torch.Size, stride: tuple[int, ...]
+) -> DTensor:
+    """A DTensor whose local memory is not on the mesh's kind of device: `from_local` would move it there."""
+    spec = DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, stride, local.dtype))
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def tracing_rules() -> AbstractContextManager[None]:

@@ -51,11 +51,26 @@ class HostCopy(Away):
         self.pool = pool
         self.buffer: HostBuffer = pool.acquire(self.num_bytes)
 
+    @property
+    def memory(self) -> Tensor:
+        """Flat, u8."""
+        return self.buffer.data
+
     def __del__(self) -> None:
         # Unset when the pool refused.
         buffer = getattr(self, "buffer", None)
         if buffer is not None:
             self.pool.release(buffer)
+
+
+class _Lying(Away):
+    """A parameter that lies on the host: nobody made a copy, and nobody waits for one."""
+
+    __slots__ = ("memory",)
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(x)
+        self.memory = bytes_of(x)
 
 
 class Reload:
@@ -79,8 +94,8 @@ class Copies(Protocol):
         """Starts a copy of `x` to host."""
         ...
 
-    def reload(self, h: HostCopy) -> Reload:
-        """Allocates a device tensor and starts the copy back."""
+    def reload(self, h: HostCopy | Tensor) -> Reload:
+        """Allocates a device tensor and starts the copy back, or that of a parameter that lies on the host."""
         ...
 
     def wait(self, h: HostCopy | Reload, x: object) -> HostCopy | Tensor:
@@ -110,9 +125,10 @@ class CpuCopies:
         host.done = self._submit(host.buffer.data, bytes_of(x))
         return host
 
-    def reload(self, h: HostCopy) -> Reload:
-        back = Reload(h, h.fresh(self._device))
-        back.done = self._submit(bytes_of(back.tensor), h.buffer.data)
+    def reload(self, h: HostCopy | Tensor) -> Reload:
+        source = _Lying(h) if isinstance(h, Tensor) else h
+        back = Reload(source, source.fresh(self._device))
+        back.done = self._submit(bytes_of(back.tensor), source.memory)
         return back
 
     def wait(self, h: HostCopy | Reload, x: object) -> HostCopy | Tensor:
@@ -150,12 +166,14 @@ class CudaCopies:
         host.done = self._run(self._out, lambda: host.buffer.data.copy_(bytes_of(x), non_blocking=True))
         return host
 
-    def reload(self, h: HostCopy) -> Reload:
-        back = _CudaReload(h, h.fresh(self._device), self._in)
+    def reload(self, h: HostCopy | Tensor) -> Reload:
+        source = _Lying(h) if isinstance(h, Tensor) else h
+        back = _CudaReload(source, source.fresh(self._device), self._in)
         # The copy out may still be on its way; its stream knows.
         self._in.wait_stream(self._out)
-        back.done = self._run(self._in, lambda: bytes_of(back.tensor).copy_(h.buffer.data, non_blocking=True))
-        h.buffer.last_use = back.done
+        back.done = self._run(self._in, lambda: bytes_of(back.tensor).copy_(source.memory, non_blocking=True))
+        if isinstance(source, HostCopy):
+            source.buffer.last_use = back.done
         return back
 
     def wait(self, h: HostCopy | Reload, x: object) -> HostCopy | Tensor:
@@ -177,7 +195,7 @@ class CudaCopies:
 class _CudaReload(Reload):
     __slots__ = ("stream",)
 
-    def __init__(self, source: HostCopy, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+    def __init__(self, source: Away, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         super().__init__(source, tensor)
         self.stream = stream
 

@@ -1,7 +1,7 @@
 """What copies to host and disk a step of a rank graph holds, so that there is room before the first step. In bytes."""
 
 from shardwright.ir import Graph, Tier
-from shardwright.passes.copies import copied_to, slot_bytes
+from shardwright.passes.copies import copied_to, on_host, slot_bytes
 from shardwright.passes.host_steps import stepped_in_backward
 
 __all__ = ["disk_copy_sizes", "host_buffer_sizes"]
@@ -16,9 +16,11 @@ def host_buffer_sizes(graph: Graph) -> tuple[int, ...]:
     for size, span in _copies(graph, Tier.HOST):
         spans.setdefault(size, []).append(span)
     positions = {node.name: position for position, node in enumerate(graph.nodes)}
+    residents = on_host(graph)
     for parameter, step in stepped_in_backward(graph).items():
         ends = (positions[step.name], positions[graph.gradients[parameter]])
-        for staged in step.operands:  # gradient and value
+        gradient, value = step.operands
+        for staged in (gradient,) if parameter in residents else (gradient, value):
             spans.setdefault(graph.types[staged].storage_bytes, []).append(ends)
     return tuple(size for size, found in sorted(spans.items()) for _ in range(_most_at_once(found)))
 

@@ -85,9 +85,9 @@ class HostPool:
             for _ in range(min(missing, room)):
                 self._free.setdefault(num_bytes, []).append(self._allocate(num_bytes))
 
-    def adopt(self, tensor: Tensor) -> None:
-        """Count host memory that somebody else made, optimizer state say, until it dies; once. Raises PlanError beyond
-        the budget."""
+    def adopt(self, tensor: Tensor, *, is_copied: bool = False) -> None:
+        """Count host memory that somebody else made, optimizer state say, until it dies; once. Where copies go from it,
+        as from a parameter, it is pinned like a buffer. Raises PlanError beyond the budget."""
         storage = tensor.untyped_storage()
         address, num_bytes = storage.data_ptr(), storage.nbytes()
         if not num_bytes or address in self._owned:
@@ -98,6 +98,9 @@ class HostPool:
         self._held_bytes += num_bytes
         self._used_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self._used_bytes)
+        if is_copied and self._pinned:
+            _register(storage)
+            weakref.finalize(storage, _unregister, address)
         weakref.finalize(storage, self._disowned.append, (address, num_bytes))
 
     def owns(self, tensor: Tensor) -> bool:
@@ -152,7 +155,7 @@ class HostPool:
         if buffer.last_use is not None:
             buffer.last_use.synchronize()
         if self._pinned and size:
-            torch.cuda.cudart().cudaHostUnregister(buffer.data.data_ptr())  # type: ignore[no-untyped-call]
+            _unregister(buffer.data.data_ptr())
         self._held_bytes -= size
         self._num_buffers[size] -= 1
         self._owned.discard(buffer.data.untyped_storage().data_ptr())
@@ -165,3 +168,7 @@ def _register(storage: torch.UntypedStorage) -> None:
             f"expected CUDA to pin {storage.nbytes()} bytes of host memory, found error {int(status)};"
             " lower the host budget or raise the limit on locked memory (ulimit -l)"
         )
+
+
+def _unregister(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -2,8 +2,9 @@
 
 A step starts when the parameter's gradient is final and nobody in this step reads the parameter any more. The gradient
 is copied out beside everything else; when it is there, the thread copies the value out where it is needed, runs the
-optimizer, and copies the value back. `sent` waits for the gradient's copy (its device memory may go then), `stepped`
-for all of it. On CUDA the copies have streams of their own, and the thread waits for their events, not for the device.
+optimizer, and copies the value back; a parameter that lies in the pool is stepped where it is. `sent` waits for the
+gradient's copy (its device memory may go then), `stepped` for all of it. On CUDA the copies have streams of their own,
+and the thread waits for their events, not for the device.
 
 Gradients and values on their way live in buffers of the pool, which the main thread alone takes. State is counted by
 the pool as well, from the first step on.
@@ -67,7 +68,9 @@ class StepUnderWay:
         self.gradient: HostCopy | None = gradient
         self.sent: Done | None = gradient.done
         self.pool = pool
-        self.value: HostBuffer = pool.acquire(parameter.numel() * parameter.element_size())
+        num_bytes = parameter.numel() * parameter.element_size()
+        self.value: HostBuffer | None = None if pool.owns(parameter) else pool.acquire(num_bytes)
+        """Where it is staged; nothing for a parameter that lies in the pool."""
         self.done: Future[torch.cuda.Event | None] | None = None
 
     def __del__(self) -> None:
@@ -129,7 +132,7 @@ class HostSteps:
         """`tier.stepped`: the parameter has its new value; what was staged on the host is given back."""
         if under_way.done is not None:
             event = under_way.done.result()
-            if event is not None:
+            if event is not None and under_way.value is not None:
                 torch.cuda.current_stream(parameter.device).wait_event(event)
                 under_way.value.last_use = event
         under_way.done = under_way.gradient = None
@@ -156,8 +159,11 @@ class _Thread:
         under_way = box.pop()
         if isinstance(under_way.sent, Future):
             under_way.sent.result()
-        value = _tensor(under_way.value, under_way.parameter)
         with torch.no_grad():
+            if under_way.value is None:
+                under_way.job.run(under_way.parameter, _gradient(under_way))
+                return None
+            value = _tensor(under_way.value, under_way.parameter)
             if under_way.job.reads_value:
                 value.copy_(under_way.parameter)
             under_way.job.run(value, _gradient(under_way))
@@ -182,6 +188,8 @@ class _CudaThread(_Thread):
         under_way = box.pop()
         if isinstance(under_way.sent, torch.cuda.Event):
             under_way.sent.synchronize()
+        if under_way.value is None:
+            return super().run([under_way], ready)
         if under_way.value.last_use is not None:
             under_way.value.last_use.synchronize()
         value = _tensor(under_way.value, under_way.parameter)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.ir import Decisions, DiskError, Graph, InputKind, PlanError, format_layout
+from shardwright.passes.copies import on_host
 from shardwright.runtime.agreement import raise_everywhere, require_agreement, schedule
 from shardwright.runtime.captured import Captured
 from shardwright.runtime.emit import emit
@@ -64,7 +65,7 @@ def install(
     mesh = decisions.mesh
     ranks = world()
     devices = device_mesh(mesh) if mesh.num_ranks > 1 or ranks.size > 1 else None
-    home = Home(mesh, ranks.rank, ranks.device, devices, decisions.layouts)
+    home = Home(mesh, ranks.rank, ranks.device, devices, decisions.layouts, on_host(rank_graph))
     require_agreement("plan", [plan_digest, str(mesh), *_layout_lines(decisions)])
     require_agreement("collective schedule", schedule(rank_graph))
     make = make_program or _maker(room)
@@ -85,6 +86,7 @@ def install(
         replaced: dict[nn.Parameter, nn.Parameter] = {}
     else:
         replaced = distribute(module, home)
+    _lodge(module, home, installed.steps)
     Session(installed, inputs).put_on(module)
     module.__class__ = _planned_class(type(module))
     follow_optimizers(module, replaced, home, optimizer)
@@ -114,6 +116,13 @@ def _maker(room: Room) -> ProgramMaker:
         return emit(rank_graph, home.mesh, home.rank, groups, home.device, copies=copies, disk=disk, steps=steps)
 
     return make
+
+
+def _lodge(module: nn.Module, home: Home, steps: HostSteps) -> None:
+    """Count what lies on the host to the budget there."""
+    for name, parameter in module.named_parameters():
+        if name in home.on_host:
+            steps.pool.adopt(local(parameter), is_copied=True)
 
 
 def _layout_lines(decisions: Decisions) -> list[str]:

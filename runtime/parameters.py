@@ -5,7 +5,7 @@ mesh. Replaces every parameter on the module, once per object, so tied ones stay
 The order and the keys of `state_dict` stay; a checkpoint of plain whole tensors loads, each rank cutting its part.
 
 Values are those of rank 0: as after DDP's start, ranks that built other weights are overruled, not mixed. In a world
-of one nothing is split and parameters stay plain.
+of one nothing is split and parameters stay plain. Those that the plan keeps on the host get memory there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from shardwright.ir import Layout, Mesh, PlanError, Shard, Strided, divides, format_layout, replicated
-from shardwright.runtime.compat import StridedShard
+from shardwright.runtime.compat import StridedShard, dtensor_elsewhere
 from shardwright.runtime.shards import local_outer, shard
 
 __all__ = ["Home", "accept_whole_values", "as_dtensor", "distribute", "local_part", "torch_placements", "whole"]
@@ -39,9 +39,15 @@ class Home:
     """None in a world of one."""
     layouts: Mapping[str, Layout]
     """At rest, by parameter name; those not named are whole on every rank."""
+    on_host: frozenset[str] = frozenset()
+    """Parameters that lie on the host."""
 
     def layout(self, name: str) -> Layout:
         return self.layouts.get(name, replicated(self.mesh))
+
+    def device_of(self, name: str) -> torch.device:
+        """Where the value of that name lies at rest."""
+        return torch.device("cpu") if name in self.on_host else self.device
 
     def __deepcopy__(self, memo: object) -> "Home":
         """A copied module lives on the same ranks."""
@@ -63,9 +69,9 @@ def torch_placements(layout: Layout, mesh: Mesh) -> tuple[TorchPlacement, ...]:
 
 
 def local_part(value: Tensor, name: str, home: Home, device: torch.device | None = None) -> Tensor:
-    """This rank's part of a whole value, in memory of its own, on this rank's device or the one given."""
+    """This rank's part of a whole value, in memory of its own, where it lies at rest or on the device given."""
     part = shard(value.detach(), home.layout(name), home.mesh, home.rank)
-    part = part.to(device or home.device).contiguous()
+    part = part.to(device or home.device_of(name)).contiguous()
     return part.clone() if part.untyped_storage().data_ptr() == value.untyped_storage().data_ptr() else part
 
 
@@ -73,10 +79,10 @@ def as_dtensor(local: Tensor, shape: torch.Size, layout: Layout, home: Home) -> 
     """The local tensor as its user sees it: a DTensor of the whole shape; plain in a world of one."""
     if home.devices is None:
         return local
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        local, home.devices, torch_placements(layout, home.mesh), run_check=False, shape=shape, stride=stride
-    )
+    stride, placements = torch.empty(shape, device="meta").stride(), torch_placements(layout, home.mesh)
+    if local.device.type != home.devices.device_type:
+        return dtensor_elsewhere(local, home.devices, placements, shape, stride)
+    return DTensor.from_local(local, home.devices, placements, run_check=False, shape=shape, stride=stride)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -91,6 +97,9 @@ def distribute(module: nn.Module, home: Home) -> dict[nn.Parameter, nn.Parameter
     """
     _check(module, home)
     if home.devices is None:
+        for name, parameter in module.named_parameters():
+            if name in home.on_host:
+                parameter.data = local_part(parameter, name, home)
         return {}
     _agree(module.buffers(), home)
     replaced: dict[nn.Parameter, nn.Parameter] = {}

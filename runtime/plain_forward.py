@@ -40,11 +40,14 @@ def plain_forward(
     module: nn.Module, forward: Forward, session: Session | None, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """`forward(module, *args, **kwargs)` with whole parameters. Collective where they are split."""
-    if session is None or session.installed.home.devices is None:
+    if session is None:
+        return forward(module, *args, **kwargs)
+    home = session.installed.home
+    if home.devices is None and not home.on_host:
         return forward(module, *args, **kwargs)
     parts = _Parts(session)
     args, kwargs = call_arguments(*parts.gather(args, kwargs))
-    wholes = {f"model.{name}": whole(parameter) for name, parameter in module.named_parameters()}
+    wholes = {f"model.{name}": whole(parameter.to(home.device)) for name, parameter in module.named_parameters()}
     output = functional_call(_Call(module, forward), wholes, args, kwargs)
     return parts.own_part(output)
 

@@ -117,7 +117,8 @@ class _Step(torch.autograd.Function):
 
 
 def _device_type(call: _Call) -> str:
-    return next((tensor.device.type for tensor in (*call.state.values(), *call.others.values())), "cpu")
+    # Parameters may lie on the host.
+    return next((tensor.device.type for tensor in (*call.others.values(), *call.state.values())), "cpu")
 
 
 def _as_gradients(gradients: Sequence[Tensor], parameters: Sequence[Tensor], program: Program) -> list[Tensor | None]:

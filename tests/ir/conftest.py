@@ -131,7 +131,8 @@ def _plans(draw: st.DrawFn) -> tuple[Plan, Graph]:
     tiers = {name: draw(states) for name in params if draw(st.booleans())}
     tiers |= {name: Tier.DISK for name, fate in fates.items() if fate is Fate.OFFLOAD and draw(st.booleans())}
     sizes = st.integers(0, 2**50)
-    decisions = Decisions(mesh, layouts, reads, fates, gathers, tiers, Schedule(draw(sizes), draw(sizes)))
+    lying = {name: draw(states) for name in params if draw(st.booleans())}
+    decisions = Decisions(mesh, layouts, reads, fates, gathers, tiers, lying, Schedule(draw(sizes), draw(sizes)))
     numbers = st.floats(allow_nan=False)
     words = st.one_of(st.sampled_from(["train", ".loss", "adamw"]), st.text(max_size=5))
     identity = Identity(

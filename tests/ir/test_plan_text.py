@@ -84,6 +84,7 @@ def _plan(graph: Graph) -> Plan:
         {f"net.layers.{k}.act/silu": Fate.RECOMPUTE if k < 4 else Fate.OFFLOAD for k in range(6)},
         {name: Gather.KEEP for name in params if ".up." in name},
         dict.fromkeys(params, Tier.HOST),
+        {name: Tier.HOST for name in params if ".down." in name},
     )
     return Plan(
         target="train.py:build",
@@ -144,6 +145,7 @@ gather  net.layers.*.up.weight  keep
 
 state  net.layers.*.up.weight  host
 state  net.layers.*.down.weight  host
+parameter net.layers.*.down.weight  host
 
 predict  step 412ms ±6%, device 913305601B, host 0B  # 412ms, 871MiB, 0B
 certify  objective 401ms, bound 399ms, space "1,204 choices over 3 meshes", engine highs  # gap 0.50%
@@ -191,6 +193,12 @@ EDITS = {
     "glob": ("{0..3}", "{0..x}", "expected numbers in braces", "net.layers.{0..x}"),
     "more": ("host 4GiB", "host 4GiB, desk 1GiB", "expected 'disk', found 'desk'", "desk"),
     "copy on the device": (f"silu{' ' * 20}host", "silu  device", "expected host or disk, found", "device"),
+    "parameter on disk": (
+        "parameter net.layers.*.",
+        "parameter net.layers.0.up.weight disk #",
+        "device or host",
+        "disk",
+    ),
     "state on disk": (f".down.weight{' ' * 22}host", ".down.weight  disk", "expected device or host, found", "disk"),
 }
 
@@ -215,6 +223,7 @@ def test_what_cannot_be_read_is_shown_with_a_caret(edit: str, deep: Graph) -> No
         "keep *.act/silu",
         "place net.layers.*.weight R, R",
         "state *.3.up.weight device",
+        "parameter *.3.down.weight device",
         "offload net.layers.4.act/silu disk",
     ],
 )

@@ -116,6 +116,28 @@ def test_steps_hide_behind_backward_and_the_rest_is_exposed_by_hand() -> None:
     assert late.step_seconds == pytest.approx(81 + 3 * (8 + host))
 
 
+LYING = CHAIN.replace(
+    "    %ya: f32[8, 8] = aten.mm.default(%x, %a)",
+    """    %a~reload: f32[8, 8] = tier.reload(%a)
+    %a~here: f32[8, 8] = tier.wait(%a~reload, %a)
+    %ya: f32[8, 8] = aten.mm.default(%x, %a~here)""",
+)
+"""The same with parameter a on the host."""
+
+
+def test_a_parameter_that_lies_on_the_host_is_stepped_where_it_is_by_hand() -> None:
+    """Its copy to the device holds forward up by 8; its value is copied neither out nor back. Nobody stages it."""
+    machines = cluster()
+    apart = replace(machines, device=replace(machines.device, kind="cuda"))
+    graph = HostSteps(HOST, 10 * SIZE).run(parse_graph(LYING))
+    found, there = (run(g, tiers=HOST, name="adamw-fused", machines=apart) for g in (graph, stepped()))
+    assert found.step_seconds == pytest.approx(there.step_seconds + 8 - 2 * 8)
+    assert found.host_peak_bytes == there.host_peak_bytes  # in the place of what was staged
+    assert found.curve_bytes[-1] == there.curve_bytes[-1] - SIZE
+    spans = {(e.stream, e.name): (e.start_seconds, e.end_seconds) for e in found.events}
+    assert spans["copy-in", "a~reload"] == (0, 8)
+
+
 def test_where_the_host_is_the_device_no_step_hides() -> None:
     """As after backward, but for the copies of gradients, which hide."""
     late, early = (run(graph, tiers=HOST, name="adamw-fused") for graph in (parse_graph(CHAIN), stepped()))

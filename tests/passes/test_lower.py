@@ -6,7 +6,7 @@ every rank, read as it is made, kept:
     # mesh: dp=2, tp=2
     # place VALUE LAYOUT
     # read NODE LAYOUT; LAYOUT
-    # recompute VALUE      # offload VALUE      # offload VALUE disk      # gather PARAM keep
+    # recompute VALUE      # offload VALUE      # offload VALUE disk      # gather PARAM keep      # parameter PARAM
 """
 
 import re
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shardwright.ir import (
+    Clip,
     Decisions,
     Fate,
     Gather,
@@ -56,7 +57,7 @@ def read_case(path: Path) -> Case:
     mesh = Mesh(tuple(axis for axis, _ in axes), tuple(int(size) for _, size in axes))
     said = {
         kind: dict(re.findall(rf"^# {kind} (\S+) ?(.*)$", text, re.MULTILINE))
-        for kind in ("place", "read", "recompute", "offload", "gather")
+        for kind in ("place", "read", "recompute", "offload", "gather", "parameter")
     }
     layouts = {name: replicated(mesh) for name in graph.types}
     layouts.update({name: parse_layout(layout) for name, layout in said["place"].items()})
@@ -65,7 +66,9 @@ def read_case(path: Path) -> Case:
     fates = dict.fromkeys(said["recompute"], Fate.RECOMPUTE) | dict.fromkeys(said["offload"], Fate.OFFLOAD)
     gathers = {name: Gather(kept) for name, kept in said["gather"].items()}
     tiers = {name: Tier(tier) for name, tier in said["offload"].items() if tier}
-    return Case(graph, Decisions(mesh, layouts, reads, fates, gathers, tiers), text, expected)
+    lying = dict.fromkeys(said["parameter"], Tier.HOST)
+    decisions = Decisions(mesh, layouts, reads, fates, gathers, tiers | lying, lying, clip=Clip.NONE)
+    return Case(graph, decisions, text, expected)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

@@ -72,7 +72,7 @@ def test_the_device_copy_is_freed_after_the_wait_and_the_host_copy_is_not_counte
             del y
             # No waiting, no collection: the worker must have let go before `wait` came back.
             assert memory.current_bytes == 4000
-            back = engine.wait(engine.reload(host), host)  # type: ignore[arg-type]
+            back = engine.wait(engine.reload(host), host)
             assert memory.current_bytes == 8000
             del back, host
     assert memory.peak_bytes == 8000 and engine.pool.peak_bytes == 4000 and engine.pool.used_bytes == 0
@@ -82,7 +82,7 @@ def test_reload_allocates_when_it_starts(engine: CpuCopies) -> None:
     x = torch.ones(1000)
     host = engine.wait(engine.offload(x), x)
     with StorageTracker(excluded=engine.pool.owns) as memory:
-        start = engine.reload(host)  # type: ignore[arg-type]
+        start = engine.reload(host)
         assert memory.current_bytes == 4000
         engine.wait(start, host)
 
@@ -90,8 +90,8 @@ def test_reload_allocates_when_it_starts(engine: CpuCopies) -> None:
 def test_a_host_copy_may_be_reloaded_twice_and_its_buffer_comes_back_after_the_last(engine: CpuCopies) -> None:
     x = torch.randn(10)
     host = engine.wait(engine.offload(x), x)
-    first = engine.wait(engine.reload(host), host)  # type: ignore[arg-type]
-    second = engine.wait(engine.reload(host), host)  # type: ignore[arg-type]
+    first = engine.wait(engine.reload(host), host)
+    second = engine.wait(engine.reload(host), host)
     assert torch.equal(first, x) and torch.equal(second, x)  # type: ignore[arg-type]
     assert engine.pool.used_bytes == 40
     del host
@@ -186,7 +186,7 @@ def test_cuda_copies_are_exact_while_the_device_computes_and_reuses_memory() -> 
         del x
         # Reuses x's memory on the compute stream: the wait must have ordered it behind the copy.
         junk = torch.full((1 << 20,), 7.0, device=device)
-        back = engine.wait(engine.reload(host), host)  # type: ignore[arg-type]
+        back = engine.wait(engine.reload(host), host)
         assert torch.equal(back, expected) and float(junk.sum()) == 7.0 * (1 << 20)  # type: ignore[arg-type]
         del start, host, back, junk
     assert engine.pool.used_bytes == 0

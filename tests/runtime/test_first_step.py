@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime.chain import Chain, chain, chain_plan, rows
 from tests.runtime.planned_net import batch, planned, planned_net
-from tests.runtime.test_steps_in_backward import Chain, chain, chain_plan, rows
 from tests.tracker import StorageTracker
 from torch import Tensor, nn
 
