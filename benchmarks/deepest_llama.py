@@ -1,13 +1,15 @@
 """The deepest Llama of width 512 that trains within a budget: FSDP2 that recomputes all, and a plan with host memory.
 
-    python benchmarks/deepest_llama.py [--budget 512MiB] [--host 16GiB] [--most 4] [--fsdp-depth N] [--deepest-only]
+    python benchmarks/deepest_llama.py [--budget 512MiB] [--host 16GiB] [--clip none] [--most 4] [--fsdp-depth N]
+                                       [--deepest-only]
 
 Two gloo ranks on this machine. For FSDP2 (`fully_shard` and `checkpoint_wrapper` on every block) each depth is trained
 and its peak measured. For ours each depth is planned under the budget, and the deepest plan is trained and measured by
 the same tracker, which counts every storage but those of the host pool and of optimizer state on the host. Both use
-AdamW(fused=True). FSDP2's peak grows by the same bytes with every layer, so its depth is extrapolated from two shallow
-ones and then measured, one more layer too. Ours is found by bisection from twice that up to `--most` times. Prints
-depths, peaks, seconds of a step and of planning, and what stands in the way of one layer more.
+AdamW(fused=True); neither clips, which `--clip none` declares: then parameters may lie on the host too. FSDP2's peak
+grows by the same bytes with every layer, so its depth is extrapolated from two shallow ones and then measured, one more
+layer too. Ours is found by bisection from twice that up to `--most` times. Prints depths, peaks, seconds of a step and
+of planning, and what stands in the way of one layer more.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from depth_runs import BATCH, TOKENS, VOCABULARY, WIDTH, Measured, batch_of, bui
 from peer_runs import LOSS_TOLERANCE
 from peers import STEADY_MEMORY
 
-from shardwright.ir import InfeasibleError, ShardwrightError, StoredPlan, Tier, format_size, parse_size
+from shardwright.ir import Clip, InfeasibleError, ShardwrightError, StoredPlan, Tier, format_size, parse_size
 from shardwright.planner.api import plan
 from shardwright.runtime.rank_pool import RankPool
 
@@ -40,6 +42,8 @@ class Planning:
 
     budget_bytes: int
     host_bytes: int
+    clip: str
+    """What is declared about gradients."""
     plans: dict[int, StoredPlan]
     seconds: dict[int, float]
     refusals: dict[int, str]
@@ -55,7 +59,7 @@ class Planning:
         try:
             found = plan(
                 module, (), batch, cluster=f"cpu:{NUM_RANKS}", budget=self.budget_bytes, host=self.host_bytes,
-                optimizer="adamw-fused",
+                optimizer="adamw-fused", clip=self.clip,
             )  # fmt: skip
             self.plans[depth] = StoredPlan(found.plan, found.graph)
         except InfeasibleError as error:
@@ -139,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", default="512MiB", help="of one rank")
     parser.add_argument("--host", default="16GiB", help="host memory of one rank")
+    parser.add_argument("--clip", default=Clip.UNKNOWN.value, choices=[*Clip], help="what is declared about gradients")
     parser.add_argument("--most", type=float, default=4, help="times the depth of FSDP2 to look up to")
     parser.add_argument("--fsdp-depth", type=int, default=0, help="take FSDP2's depth as known, and only measure there")
     parser.add_argument("--deepest-only", action="store_true", help="do not train a plan of FSDP2's depth beside it")
@@ -147,7 +152,7 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | STEADY_MEMORY)
     torch.set_num_threads(1)
     budget_bytes = parse_size(given.budget)
-    planning = Planning(budget_bytes, parse_size(given.host), {}, {}, {})
+    planning = Planning(budget_bytes, parse_size(given.host), given.clip, {}, {}, {})
     with RankPool(NUM_RANKS) as pool:
         fsdp_depth = given.fsdp_depth or deepest_fsdp(pool, budget_bytes)
         if not fsdp_depth:
@@ -168,8 +173,9 @@ def main() -> None:
         print(row("planned, FSDP2's depth", fsdp_depth, same, planning.plans[fsdp_depth]))
     if measured is not None:
         print(row("planned", depth, measured, planning.plans[depth]))
-        on_host = sum(tier is Tier.HOST for tier in planning.plans[depth].plan.decisions.tiers.values())
-        print(f"  {depth / fsdp_depth:.2f} times as deep; state of {on_host} parameters on the host")
+        decisions = planning.plans[depth].plan.decisions
+        states, lying = (list(tiers.values()).count(Tier.HOST) for tiers in (decisions.tiers, decisions.parameters))
+        print(f"  {depth / fsdp_depth:.2f} times as deep; on the host: state of {states} parameters, {lying} of these")
     for refused in sorted(planning.refusals)[:1]:
         print(f"  {refused} layers: {planning.refusals[refused]}")
 

@@ -84,7 +84,7 @@ def _ways_out(smallest: Candidate, graph: Graph, budget: Budget, machine: Machin
     ways = [f"give {format_size(smallest_budget(smallest))} a rank: planning at that budget succeeds"]
     if budget.host_bytes == 0:
         ways.append(f"let {format_size(states // ranks)} or more of host memory hold optimizer state: --host SIZE")
-    else:
+    elif smallest.replay.host_peak_bytes > NEARLY_ALL * budget.host_bytes or budget.host_bytes < states // ranks:
         ways.append(
             f"raise --host above {format_size(budget.host_bytes)}:"
             f" optimizer state takes {format_size(states // ranks)} a rank"

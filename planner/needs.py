@@ -1,7 +1,8 @@
 """When backward needs a forward storage: for itself, and for recomputing others from it.
 
 Whether another is recomputed is known one by one for storages outside layers and of the last layer of a class
-(`fates`). Of other layers only numbers are known: there whatever may be recomputed counts as recomputed.
+(`fates`). The first layer counts as recomputed where the last is: where they differ more is held at the last. Of the
+others, which have no rows, whatever may be recomputed counts as recomputed.
 
 Before a node runs, what it needs is made again, a storage after the other. So time goes on in steps: a step for every
 node, and before it one for every storage that may have to be made again for it, in the order of forward.
@@ -74,8 +75,10 @@ class _Finder:
 
     def __post_init__(self) -> None:
         fold, last_layers = self.space.fold, self.space.fold.last_layers()
-        self.known = {name for name in self.storages.forward if fold.group(name) == NO_GROUP or name in last_layers}
-        self.most_starts = max(FEWEST_STARTS, min(MOST_STARTS, STARTS // max(len(self.known), 1)))
+        names = self.storages.forward
+        known = {name for name in names if fold.group(name) == NO_GROUP or name in last_layers}
+        self.known = known | {name for name in names if fold.key(name) == name}
+        self.most_starts = max(FEWEST_STARTS, min(MOST_STARTS, STARTS // max(len(known), 1)))
 
     def find(self) -> Needs:
         for name, life in reversed(list(self.storages.forward.items())):

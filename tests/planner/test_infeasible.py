@@ -70,6 +70,8 @@ def test_three_consumers_and_the_ways_out_are_named_with_sizes() -> None:
     assert parse_size(given[1]) == error.smallest_bytes
     assert any("--host" in way for way in ways)
     assert any("ranks" in way for way in ways)
+    with_plenty = str(refusal(1000, host=2**30))
+    assert "raise --host" not in with_plenty and "--clip none" in with_plenty
 
 
 @pytest.mark.timeout(120)
