@@ -20,7 +20,7 @@ from shardwright.ir.plan import FORMAT_VERSION, Baseline, Certificate, Plan, Pre
 from shardwright.ir.plan_defaults import default_layout, default_reads
 from shardwright.ir.units import exact_percent, exact_seconds, exact_size, format_seconds, format_size
 
-__all__ = ["ABSENT", "COPY_TIERS", "SCHEDULE_FIELDS", "RESIDENT_TIERS", "PlanNames", "print_plan"]
+__all__ = ["ABSENT", "COPY_TIERS", "RESIDENT_TIERS", "SCHEDULE_FIELDS", "PlanNames", "print_plan"]
 
 ABSENT: Final = "none"
 """Stands where a value has no layout or a node no reads: plans of a part of the graph."""

@@ -12,15 +12,8 @@ from typing import Final
 from shardwright.ir import Graph, GraphError, Node, Tier
 
 __all__ = [
-    "CHUNK_BYTES",
-    "DISK_BLOCK_BYTES",
-    "NUM_BUFFERS",
-    "buffer_bytes",
-    "copied_to",
-    "on_host",
-    "slot_bytes",
-    "tier_of",
-]
+    "CHUNK_BYTES", "DISK_BLOCK_BYTES", "NUM_BUFFERS", "buffer_bytes", "copied_to", "on_host", "slot_bytes", "tier_of",
+]  # fmt: skip
 
 DISK_BLOCK_BYTES: Final = 4096
 """Direct I/O wants offsets, lengths and memory in multiples of the device's block, 512 or 4096 bytes."""

@@ -3,8 +3,8 @@
 Needs a rank graph in which the wait of a copy to the host stands right behind its start, and that of a copy back, or of
 a parameter that lies on the host, right before its first use. Gives the same nodes in another order: copies out are
 waited for as late, also in backward, and copies in start as early, as the program can hold what they hold without
-exceeding `room_bytes`. Where there is no
-room they stay where they are, so this never makes a program hold more than the room, or than it held before.
+exceeding `room_bytes`. Where there is no room they stay where they are, so this never makes a program hold more than
+the room, or than it held before.
 """
 
 from collections.abc import Mapping

@@ -9,8 +9,7 @@ of it that the link cannot hide: what compute lost while it ran, to cores or mem
 
 Optimizer steps in backward have the stream of the host. One starts when its gradient has been copied out; then the
 value is copied where it is needed, the parameter stepped, and the value copied back unless it lies there, one parameter
-after another. Where
-the host is the device, none of that can hide.
+after another. Where the host is the device, none of that can hide.
 """
 
 from collections.abc import Mapping
