@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from shardwright.ir import (
-    Clip,
     Decisions,
     Fate,
     Gather,
@@ -63,7 +62,6 @@ class _Lowering:
     """The captured node on whose behalf nodes are written: they inherit module and source."""
 
     def run(self) -> Graph:
-        self._check_parameters()
         for given in self.graph.inputs:
             self.types[given.name] = self._local_type(given.name)
         forward = [node for node in self.graph.nodes if node.phase is Phase.FORWARD]
@@ -86,20 +84,6 @@ class _Lowering:
             outputs={path: returned[value] for path, value in self.graph.outputs.items()},
         )
         return without_dead_code(lowered)
-
-    def _check_parameters(self) -> None:
-        """Raises PlanError for a trained parameter on the host that backward does not step there."""
-        for name in filter(self._lies_on_host, self.graph.gradients):
-            if self.decisions.tiers.get(name) is not Tier.HOST:
-                raise PlanError(
-                    f"expected the optimizer state of {name} on the host, as the parameter, found it on the device;"
-                    f" add `state {name} host`, or take `parameter {name} host` out"
-                )
-            if self.decisions.clip is not Clip.NONE:
-                raise PlanError(
-                    f"expected clip none for `parameter {name} host`, found clip {self.decisions.clip}: only backward"
-                    " steps parameters on the host; declare --clip none, or take the line out"
-                )
 
     def _forward_returned(self) -> tuple[str, ...]:
         loss = (self.graph.loss,) if self.graph.loss else ()

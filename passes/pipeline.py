@@ -1,6 +1,6 @@
 """From captured graph and decisions to the program that runs: every pass, in order."""
 
-from shardwright.ir import Clip, Decisions, Graph, Schedule, Tier
+from shardwright.ir import Clip, Decisions, Graph, PlanError, Schedule, Tier
 from shardwright.passes.base import Pass
 from shardwright.passes.bucket import Bucket
 from shardwright.passes.bucket_gathers import BucketGathers
@@ -42,12 +42,29 @@ def rank_graph(graph: Graph, decisions: Decisions) -> Graph:
 
 def planned(lowered: Graph, decisions: Decisions) -> Graph:
     """What runs, from what `lower` gives for the same decisions: scheduled, and stepped in backward where that is
-    declared sound."""
+    declared sound. Raises PlanError for a trained parameter on the host that backward does not step there."""
+    _require_stepped(lowered, decisions)
     if decisions.clip is not Clip.NONE:
         return scheduled(lowered, decisions.schedule)
     on_host = frozenset(name for name, tier in decisions.tiers.items() if tier is Tier.HOST)
     program = scheduled(lowered, decisions.schedule, on_host)
     return HostSteps(decisions.tiers, decisions.schedule.reduce_bytes).run(program)
+
+
+def _require_stepped(lowered: Graph, decisions: Decisions) -> None:
+    for name in lowered.gradients:
+        if decisions.parameters.get(name) is not Tier.HOST:
+            continue
+        if decisions.tiers.get(name) is not Tier.HOST:
+            raise PlanError(
+                f"expected the optimizer state of {name} on the host, as the parameter, found it on the device;"
+                f" add `state {name} host`, or take `parameter {name} host` out"
+            )
+        if decisions.clip is not Clip.NONE:
+            raise PlanError(
+                f"expected clip none for `parameter {name} host`, found clip {decisions.clip}: only backward steps"
+                " parameters on the host; declare --clip none, or take the line out"
+            )
 
 
 def scheduled(lowered: Graph, schedule: Schedule, apart: frozenset[str] = frozenset()) -> Graph:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.ir import Clip, Gather, Graph, Plan
+from shardwright.ir import Decisions, Gather, Graph, Plan
+from shardwright.passes.lower import lower
 from shardwright.passes.optimizers import optimizer_spec
-from shardwright.passes.pipeline import rank_graph
+from shardwright.passes.pipeline import scheduled
 from shardwright.runtime.apply import apply_captured
 from shardwright.runtime.capture import capture
 from shardwright.runtime.captured import Captured
@@ -95,7 +96,7 @@ class _Checker:
         self.training = session.installed
         """What trains; gradients are compared under a program that does not step parameters itself."""
         if self.training.program.stepped:
-            graph = rank_graph(self.captured.graph, replace(plan.decisions, clip=Clip.UNKNOWN))
+            graph = self._leaving_gradients(plan.decisions)
             session.installed = replace(self.training, program=self._program(graph), rank_graph=graph)
         self._expected: tuple[Tensor, dict[str, Tensor]] | None = None
         """Of the plain step that every fault is compared with."""
@@ -192,16 +193,19 @@ class _Checker:
 
     def _bitwise(self, local: Mapping[str, Tensor]) -> bool | None:
         decisions = self.plan.decisions
-        if not decisions.fates and Gather.KEEP not in decisions.gathers.values():
+        if not (decisions.fates or decisions.parameters or Gather.KEEP in decisions.gathers.values()):
             return None
-        kept = replace(decisions, fates={}, gathers={}, clip=Clip.UNKNOWN)
         planned = self.session.installed
-        graph = rank_graph(self.captured.graph, kept)
+        graph = self._leaving_gradients(replace(decisions, fates={}, gathers={}, parameters={}))
         self.session.installed = replace(planned, program=self._program(graph), rank_graph=graph)
         self._planned()
         other = self._local_gradients()
         self.session.installed = planned
         return all(torch.equal(local[name], other[name]) for name in local)
+
+    def _leaving_gradients(self, decisions: Decisions) -> Graph:
+        """The program without steps in backward."""
+        return scheduled(lower(self.captured.graph, decisions), decisions.schedule)
 
     def _differing_buffers(self, found: Mapping[str, Tensor]) -> list[str]:
         """Running statistics, as one step leaves them."""

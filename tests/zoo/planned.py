@@ -9,7 +9,7 @@ from tests.zoo.solved import MESHES, Planned, loose_and_tight
 from tests.zoo.whole import Subject, subject
 from torch import Tensor
 
-from shardwright.ir import Plan
+from shardwright.ir import Clip, Plan
 from shardwright.passes.strategies import Rules
 from shardwright.runtime.rules import DTensorRules
 
@@ -28,7 +28,7 @@ class PlannedZoo:
 
     rules: Rules = field(default_factory=DTensorRules)
     _subjects: dict[str, Subject] = field(default_factory=dict)
-    _plans: dict[tuple[str, int, int], Planned] = field(default_factory=dict)
+    _plans: dict[tuple[str, int, int, Clip], Planned] = field(default_factory=dict)
 
     def subject(self, name: str) -> Subject:
         if name not in self._subjects:
@@ -37,14 +37,14 @@ class PlannedZoo:
             self._subjects[name] = subject(_doubled(example), rtol=1e-12) if exact else subject(example)
         return self._subjects[name]
 
-    def plan(self, name: str, num_ranks: int, budget: str, host_bytes: int = 0) -> Plan:
+    def plan(self, name: str, num_ranks: int, budget: str, host_bytes: int = 0, clip: Clip = Clip.UNKNOWN) -> Plan:
         """On one rank, on two, on 2x2; `budget` is loose or tight."""
-        key = name, num_ranks, host_bytes
+        key = name, num_ranks, host_bytes, clip
         if key not in self._plans:
             target = f"tests.zoo.models:{name.partition('.')[0]}"
             captured, cluster = self.subject(name).captured, compute_bound(num_ranks)
             self._plans[key] = loose_and_tight(
-                captured, MESHES[num_ranks], self.rules, target, cluster, host_bytes=host_bytes
+                captured, MESHES[num_ranks], self.rules, target, cluster, host_bytes=host_bytes, clip=clip
             )
         found = self._plans[key]
         return found.loose if budget == "loose" else found.tight

@@ -6,7 +6,7 @@ offload, and needs them in seconds.
 
 from dataclasses import dataclass
 
-from shardwright.ir import Budget, Cluster, Mesh, Plan, Prediction
+from shardwright.ir import Budget, Clip, Cluster, Mesh, Plan, Prediction
 from shardwright.passes.analytical import AnalyticalPrices
 from shardwright.passes.optimizers import optimizer_spec
 from shardwright.passes.strategies import Rules
@@ -41,10 +41,17 @@ class Planned:
 
 
 def loose_and_tight(
-    captured: Captured, mesh: Mesh, rules: Rules, target: str, cluster: Cluster, *, host_bytes: int = 0
+    captured: Captured,
+    mesh: Mesh,
+    rules: Rules,
+    target: str,
+    cluster: Cluster,
+    *,
+    host_bytes: int = 0,
+    clip: Clip = Clip.UNKNOWN,
 ) -> Planned:
     """The fastest plan, and the fastest within a little more than the least that is possible."""
-    machine = Machine(cluster, AnalyticalPrices(cluster), optimizer_spec("adamw"), host_bytes)
+    machine = Machine(cluster, AnalyticalPrices(cluster), optimizer_spec("adamw"), host_bytes, clip=clip)
     space = build_space(captured.graph, mesh, fold_of(captured.graph), rules, machine.prices)
     options = FateOptions(offload=host_bytes > 0, smallest_offload_bytes=1)
     planner = _Planner(captured, formulate(space, machine, options), target, host_bytes)

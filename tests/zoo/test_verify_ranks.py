@@ -4,7 +4,7 @@ import pytest
 from tests.zoo.models import ZOO
 from tests.zoo.planned import BUDGETS, EXACT, LONG, PlannedZoo
 
-from shardwright.ir import Fate, Plan
+from shardwright.ir import Clip, Fate, Plan, Tier
 from shardwright.runtime.rank_pool import RankPool
 from shardwright.runtime.verify import verify
 from shardwright.runtime.verify_rank import Comparison, Job, verify_rank
@@ -64,6 +64,27 @@ def test_a_plan_that_offloads_is_bitwise_the_one_that_keeps(
 ) -> None:
     plan = zoo.plan(name, num_ranks, "tight", host_bytes=MIB)
     assert Fate.OFFLOAD in plan.decisions.fates.values()
+    found = compared(zoo, name, plan, pools)
+    assert found.bitwise
+    assert not found.failures
+
+
+HOSTED = [
+    pytest.param(
+        name, num_ranks, marks=() if (name, num_ranks) in (("perceptron", 2), ("resnet", 1)) else pytest.mark.study
+    )
+    for num_ranks in (1, 2, 4)
+    for name in ZOO
+]
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), HOSTED)
+def test_a_plan_with_parameters_on_the_host_is_bitwise_the_one_without(
+    zoo: PlannedZoo, pools: dict[int, RankPool], name: str, num_ranks: int
+) -> None:
+    """And the plain step, also when backward steps them there."""
+    plan = zoo.plan(name, num_ranks, "tight", host_bytes=2**30, clip=Clip.NONE)
+    assert Tier.HOST in plan.decisions.parameters.values()
     found = compared(zoo, name, plan, pools)
     assert found.bitwise
     assert not found.failures
