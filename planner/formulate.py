@@ -45,7 +45,7 @@ def formulate(space: Space, machine: Machine, options: FateOptions) -> Formulati
     model = LinearModel()
     flows = build_flows(space, model)
     storages = find_storages(space.graph, space.fold.layers)
-    needs = find_needs(space, storages)
+    needs = find_needs(space, storages, options.offload)
     fates = build_fates(flows, storages, needs.wanted, options)
     unit_bytes = min(GB, max((t.num_bytes for t in space.graph.types.values()), default=0) or GB)
     peak = model.variable(math.inf, cost=PEAK_WEIGHT * unit_bytes / GB)

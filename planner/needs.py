@@ -1,8 +1,8 @@
 """When backward needs a forward storage: for itself, and for recomputing others from it.
 
 Whether another is recomputed is known one by one for storages outside layers and of the last layer of a class
-(`fates`). The first layer counts as recomputed where the last is: where they differ more is held at the last. Of the
-others, which have no rows, whatever may be recomputed counts as recomputed.
+(`fates`). Of other layers whatever may be recomputed counts as recomputed; but where storages may leave the device, so
+that the first layer may hold as much as the last, it counts as recomputed where the last is.
 
 Before a node runs, what it needs is made again, a storage after the other. So time goes on in steps: a step for every
 node, and before it one for every storage that may have to be made again for it, in the order of forward.
@@ -57,14 +57,16 @@ class Needs:
         return tuple(sorted({step for child in need.asking for step in self.of[child].starts if step > need.last}))
 
 
-def find_needs(space: Space, storages: Storages) -> Needs:
-    return _Finder(space, storages).find()
+def find_needs(space: Space, storages: Storages, moves: bool = False) -> Needs:
+    """`moves`: whether storages may leave the device."""
+    return _Finder(space, storages, moves).find()
 
 
 @dataclass
 class _Finder:
     space: Space
     storages: Storages
+    moves: bool
     starts: dict[str, list[int]] = field(default_factory=dict)
     """Storage to the nodes for which it may first be needed, ascending."""
     certain: set[str] = field(default_factory=set)
@@ -76,9 +78,10 @@ class _Finder:
     def __post_init__(self) -> None:
         fold, last_layers = self.space.fold, self.space.fold.last_layers()
         names = self.storages.forward
-        known = {name for name in names if fold.group(name) == NO_GROUP or name in last_layers}
-        self.known = known | {name for name in names if fold.key(name) == name}
-        self.most_starts = max(FEWEST_STARTS, min(MOST_STARTS, STARTS // max(len(known), 1)))
+        self.known = {name for name in names if fold.group(name) == NO_GROUP or name in last_layers}
+        self.most_starts = max(FEWEST_STARTS, min(MOST_STARTS, STARTS // max(len(self.known), 1)))
+        if self.moves:
+            self.known.update(name for name in names if fold.key(name) == name)
 
     def find(self) -> Needs:
         for name, life in reversed(list(self.storages.forward.items())):
