@@ -59,6 +59,7 @@ def outcomes() -> dict[str, Outcome]:
     return {outcome.name: outcome for outcome in rivals.under(tight_bytes())}
 
 
+@pytest.mark.study
 def test_every_alternative_is_there_and_what_is_said_to_fit_fits() -> None:
     assert list(outcomes()) == list(WAYS)
     for outcome in outcomes().values():
@@ -70,6 +71,7 @@ def test_every_alternative_is_there_and_what_is_said_to_fit_fits() -> None:
             assert again.replay.step_seconds == outcome.candidate.replay.step_seconds
 
 
+@pytest.mark.study
 @pytest.mark.parametrize("name", ["sequence", "greedy offload"])
 def test_the_layouts_are_those_chosen_alone(name: str) -> None:
     _, rivals = loosely()
@@ -93,6 +95,7 @@ def test_a_smaller_share_of_the_budget_splits_parameters() -> None:
     assert rivals.best_sharding(1, 1.0) is None
 
 
+@pytest.mark.study
 def test_greedy_moves_no_more_than_it_must() -> None:
     found, request = outcomes()["greedy offload"].candidate, problem().request
     assert found is not None

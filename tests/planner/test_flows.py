@@ -63,7 +63,12 @@ def linked(bytes_per_second: float, overlap: float) -> Machine:
 
 @pytest.mark.parametrize(
     ("name", "bytes_per_second", "overlap"),
-    [("perceptron", 1e9, 0.3), ("perceptron", 1e10, 1.0), ("decoder", 1e10, 0.3), ("llama", 1e10, 1.0)],
+    [
+        ("perceptron", 1e9, 0.3),
+        ("perceptron", 1e10, 1.0),
+        ("decoder", 1e10, 0.3),
+        pytest.param("llama", 1e10, 1.0, marks=pytest.mark.study),
+    ],
 )
 def test_nothing_is_gathered_that_nobody_needs_whole(name: str, bytes_per_second: float, overlap: float) -> None:
     """With room, and half way to the smallest budget there is."""
