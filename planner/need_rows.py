@@ -26,8 +26,6 @@ class NeedRows:
     """A variable that is 1."""
     _by: dict[tuple[str, int], int] = field(default_factory=dict)
     """(storage, one of its starts) to variable."""
-    _same: dict[tuple[tuple[tuple[tuple[int, float], ...], int], ...], int] = field(default_factory=dict)
-    """Reasons to variable: those of a first layer are mostly those of the last."""
     _since: dict[tuple[str, int], int | None] = field(default_factory=dict)
     _reasons: dict[int, list[tuple[Terms, int]]] = field(default_factory=dict)
     """Of variables without an upper bound so far: (child is recomputed, child is needed by then)."""
@@ -67,12 +65,8 @@ class NeedRows:
         reasons = [(self._recomputed(child), by) for child, by in asking if by is not None]
         if not reasons:
             return
-        said = tuple(sorted((tuple(sorted(recomputed.items())), by) for recomputed, by in reasons))
-        if said in self._same:
-            self._by[name, start] = self._same[said]
-            return
         variable = self.result.model.variable()
-        self._by[name, start] = self._same[said] = variable
+        self._by[name, start] = variable
         self._reasons[variable] = reasons
         for recomputed, by in reasons:
             self.result.model.row(add_terms({variable: 1.0, by: -1.0}, recomputed, -1.0), -1.0)
