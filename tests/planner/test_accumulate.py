@@ -38,6 +38,7 @@ def test_a_plan_is_checked_as_it_was_made() -> None:
     assert check_plan(found.plan, found.graph) == found.plan
 
 
+@pytest.mark.study
 @pytest.mark.processes
 @pytest.mark.timeout(180)
 def test_at_the_smallest_budget_ranks_hold_no_more_than_predicted(two_ranks: RankPool) -> None:

@@ -18,7 +18,7 @@ __all__ = ["BUDGETS", "EXACT", "LONG", "PlannedZoo"]
 EXACT = "perceptron", "resnet", "decoder"
 """Models that compute in float64 throughout when they are given that."""
 BUDGETS = "loose", "tight"
-LONG = [("t5", 2), ("gemma2", 2)]
+LONG = [("t5", 1), ("t5", 2), ("gemma2", 2)]
 """Models and ranks that take the better part of a minute to plan: left to `pytest -m study`."""
 
 
