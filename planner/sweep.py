@@ -151,7 +151,10 @@ class _Sweep:
         except InfeasibleError:
             if not self.found:
                 raise
-            return self._alone(note).under(device_bytes)
+            alone = self._alone(note)
+            found = alone.under(device_bytes)
+            self.search.pool.extend(alone.pool)
+            return found
 
     def _alone(self, note: str) -> Search:
         """A search that knows nothing of what the others found."""

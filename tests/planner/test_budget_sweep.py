@@ -7,10 +7,12 @@ from itertools import pairwise
 import pytest
 from tests.planner.fast_host import fast_host
 from tests.planner.kept_word import require_kept
+from tests.planner.measured_models import Model
 from tests.planner.measured_step import Size, llama, measured_peak
 
 from shardwright.ir import Decisions, Fate, InfeasibleError, Tier
 from shardwright.planner.api import PlanResult, plan
+from shardwright.planner.search import Found, Search
 from shardwright.planner.sweep import sweep
 from shardwright.runtime.rank_pool import RankPool
 
@@ -113,3 +115,21 @@ def test_the_optimizers_own_temporaries_are_predicted(two_ranks: RankPool, optim
         measured_peak, result.plan, result.graph, PARAMETERS, torch_default, timeout_seconds=60
     ):
         require_kept(result.plan, measured)
+
+
+def test_a_budget_that_only_a_search_of_its_own_meets_gets_that_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search that goes on from budget to budget may be cut short where a fresh one is not."""
+    whole = Search.under
+
+    def first_only(search: Search, device_bytes: int) -> Found:
+        if search.pool:
+            raise InfeasibleError("cut short")
+        return whole(search, device_bytes)
+
+    monkeypatch.setattr(Search, "under", first_only)
+    module, args, kwargs = Model("perceptron")()
+    with pytest.raises(InfeasibleError) as refusal:
+        plan(module, args, kwargs, cluster=fast_host(), budget=1)
+    budgets = [LOOSE_BYTES, refusal.value.smallest_bytes]
+    found = sweep(module, args, kwargs, cluster=fast_host(), budgets=budgets)
+    assert all(point.peak_bytes <= point.budget.device_bytes for point in found.points)
