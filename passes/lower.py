@@ -125,15 +125,18 @@ class _Lowering:
         self.types.update(zip(results, types, strict=True))
 
     def _read(self, value: str, layout: Layout) -> str:
-        """The value in a layout, redistributed where needed, once per phase."""
-        source = self._layout(value)
-        if layout == source:
+        """The value on the device in a layout, redistributed or fetched from the host where needed, once per phase."""
+        if layout == self._layout(value) and not self._lies_on_host(value):
             return self._made(value)
         key = (self.phase, value, layout)
         if key not in self._versions:
             kept = self._kept_copy(value, layout)
-            self._versions[key] = kept if kept is not None else self._redistribute(value, source, layout)
+            self._versions[key] = kept if kept is not None else self._copied(value, layout)
         return self._versions[key]
+
+    def _copied(self, value: str, layout: Layout) -> str:
+        source = self._layout(value)
+        return self._fetch(value) if layout == source else self._redistribute(value, source, layout)
 
     def _lies_on_host(self, value: str) -> bool:
         return self.decisions.parameters.get(value) is Tier.HOST
@@ -145,7 +148,7 @@ class _Lowering:
         return self._versions.get((Phase.FORWARD, value, layout))
 
     def _redistribute(self, value: str, source: Layout, target: Layout) -> str:
-        current, layout = self._made(value), source
+        current, layout = self._read(value, source), source
         local = self.types[current]
         suffix = format_layout(target).replace(", ", ".").replace(" ", "")
         stem = f"{value}~{suffix}" + ("~again" if self.phase is Phase.BACKWARD and self._is_forward(value) else "")
@@ -171,24 +174,11 @@ class _Lowering:
     def _made(self, value: str) -> str:
         """The value in the layout it is made in, as this phase can reach it."""
         node = self.graph.producers.get(value)
-        if self._lies_on_host(value):
-            return self._fetched(value)
         if node is None or self.phase is Phase.FORWARD or node.phase is Phase.BACKWARD:
             return value
         if value not in self._again:
             self._derive_chain(value)
         return self._again[value]
-
-    def _fetched(self, parameter: str) -> str:
-        """A parameter that lies on the host, copied to the device, once per phase."""
-        layout = self._layout(parameter)
-        key = (self.phase, parameter, layout)
-        if key not in self._versions:
-            again = "~again" if self.phase is Phase.BACKWARD else ""
-            start, done = f"{parameter}~reload{again}", f"{parameter}~here{again}"
-            kept = self._kept_copy(parameter, layout)
-            self._versions[key] = kept or self._copy_in(parameter, start, done, self._origin)
-        return self._versions[key]
 
     def _derive_chain(self, value: str) -> None:
         """What a value is recomputed from first: a chain over many layers would exhaust Python's stack."""
@@ -278,6 +268,11 @@ class _Lowering:
 
     def _reload(self, value: str) -> str:
         return self._copy_in(self._copy[value], f"{value}~reload", f"{value}~again", self.graph.producers[value])
+
+    def _fetch(self, parameter: str) -> str:
+        """A parameter that lies on the host."""
+        again = "~again" if self.phase is Phase.BACKWARD else ""
+        return self._copy_in(parameter, f"{parameter}~reload{again}", f"{parameter}~here{again}", self._origin)
 
     def _copy_in(self, source: str, start: str, done: str, on_behalf_of: Node | None) -> str:
         """Start and wait of a copy to the device; gives the name of what has arrived."""

@@ -83,8 +83,7 @@ def restrict(formulation: Formulation, recipe: Recipe) -> Bounds:
     for storage, choice in formulation.fates.items():
         _restrict_fate(choice, recipe.fates(formulation, storage), bounds)
     gathered = [v for value, v in formulation.kept_copies.items() if is_parameter(formulation.flows, value)]
-    moved = (*formulation.host.values(), *formulation.host_parameters.values())
-    bounds.update(dict.fromkeys((*moved, *gathered), (0.0, 0.0)))
+    bounds.update(dict.fromkeys((*formulation.hosted, *gathered), (0.0, 0.0)))
     return bounds
 
 

@@ -220,10 +220,13 @@ class _Writer:
             ):
                 local = self.result.local(name, layout)
                 add_terms(static, {variable: local.num_bytes * copies / GB})
-                moved = self._state(unit, variable, local, static) if unit.kind is InputKind.PARAM else {variable: 1.0}
                 if unit.kind is InputKind.PARAM:
+                    moved = self._state(unit, variable, local, static)
                     add_terms(on_host, moved)
-                add_terms(lying, self._lie_on_host(unit, moved, local, static))
+                    if self.machine.clip is Clip.NONE:
+                        add_terms(lying, self._lie_on_host(unit, moved, local, static))
+                elif unit.kind is InputKind.FROZEN:
+                    add_terms(lying, self._lie_on_host(unit, {variable: 1.0}, local, static))
             for shares, counts in ((on_host, self.result.host), (lying, self.result.host_parameters)):
                 if shares:
                     counts[name] = self.model.variable(copies, integer=True)
@@ -272,12 +275,13 @@ class _Writer:
 
     def _lie_on_host(self, unit: Unit, moved: Terms, local: TensorType, static: Terms) -> Terms:
         """The share of the layers that lie on the host and are fetched by each phase that reads them; those that are
-        trained are stepped there, so their state is there too (`moved`), and nobody but backward may use gradients."""
-        is_trained, name, copies = unit.kind is InputKind.PARAM, unit.values[0], unit.multiplicity
-        may_lie = unit.kind is InputKind.FROZEN or (is_trained and self.machine.clip is Clip.NONE)
-        phases = {edge.phase for edge in self.space.edges if edge.value == name and edge.slot != AT_REST}
+        trained are stepped there, so their state is there too (`moved`)."""
+        name, copies = unit.values[0], unit.multiplicity
         smallest = self.machine.cluster.host.smallest_offload_bytes
-        if not (may_lie and moved and phases and self.machine.host_bytes) or local.num_bytes < smallest:
+        if not (moved and self.machine.host_bytes) or local.num_bytes < smallest:
+            return {}
+        phases = self._reading_phases(name)
+        if not phases:
             return {}
         share, size = self.model.variable(), local.num_bytes / GB
         self.model.row(add_terms({share: 1.0}, moved, -1.0), upper=0.0)
@@ -287,11 +291,15 @@ class _Writer:
         seconds = self.machine.prices.copy_seconds(local.num_bytes, Tier.HOST, True)
         for phase in phases:
             add_terms(self.fetch_seconds[phase], {share: seconds * copies})
-        if is_trained:
-            steps = StepPrices(self.machine.prices, self.machine.optimizer)
-            saved = steps.host_seconds(local).total - steps.host_seconds(local, lies_there=True).total
-            add_terms(self.host_seconds, {share: -saved * copies})
+        if unit.kind is InputKind.PARAM:
+            staged = StepPrices(self.machine.prices, self.machine.optimizer).host_seconds(local)
+            add_terms(self.host_seconds, {share: -(staged.value_out + staged.value_in) * copies})
         return {share: 1.0}
+
+    def _reading_phases(self, parameter: str) -> list[Phase]:
+        edges = self.space.edges
+        reading = {edge.phase for edge in edges if edge.value == parameter and edge.slot != AT_REST}
+        return [phase for phase in Phase if phase in reading]
 
     def _stage(self, share: int, local: TensorType) -> None:
         """A parameter with state on the host passes through there: one after the other, so the largest counts."""

@@ -59,6 +59,11 @@ class Formulation:
     """(value, as it is made, as it is read) to the share of layers that keep that copy."""
     _local_types: dict[tuple[str, Layout], TensorType] = field(default_factory=dict, repr=False)
 
+    @property
+    def hosted(self) -> tuple[int, ...]:
+        """Variables that put optimizer state and parameters on the host."""
+        return (*self.host.values(), *self.host_parameters.values())
+
     def local(self, value: str, layout: Layout) -> TensorType:
         """What one rank holds of a value."""
         if (value, layout) not in self._local_types:

@@ -9,6 +9,7 @@ tiers have only the room that is left (`passes/copy_room`).
 import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shardwright.ir import Phase
 from shardwright.ir.ops import is_view
@@ -21,6 +22,8 @@ from shardwright.planner.needs import Needs
 from shardwright.planner.space import AT_REST
 
 __all__ = ["add_memory_rows"]
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 GATHERS_IN_FLIGHT = 2
 """A layer's gathered parameters and those prefetched for the next."""
@@ -140,8 +143,7 @@ class _ItemWriter:
                 cross = fold.layer(operand) != fold.layer(node.name)
                 for phase, (start, end) in ends.items():
                     for group in groups.get((fold.key(operand), phase, unit, cross), ()):
-                        old = spans.get((group, operand), (start, end))
-                        spans[group, operand] = (min(old[0], start), max(old[1], end))
+                        _widen(spans, (group, operand), start, end)
         sizes, kept, phases = self._group_bytes()
         steps, forward_end = self.needs.steps, self.needs.steps[self.result.storages.num_forward]
         for (group, _), (first, last) in spans.items():
@@ -159,8 +161,7 @@ class _ItemWriter:
             fetched = [name for name in node.operands if fold.key(name) in self.result.fetched]
             for phase, (start, end) in self._reader_spans(node.name, position).items() if fetched else ():
                 for name in fetched:
-                    old = spans.get((name, phase), (start, end))
-                    spans[name, phase] = (min(old[0], start), max(old[1], end))
+                    _widen(spans, (name, phase), start, end)
         for (name, _), (first, last) in spans.items():
             key, in_flight = fold.key(name), GATHERS_IN_FLIGHT if fold.group(name) >= 0 else 1
             terms = add_terms({}, self.result.fetched[key], in_flight)
@@ -252,3 +253,9 @@ class _ItemWriter:
                 {}, {v: 1.0 for terms in made.values() for v in terms}, graph.types[value].num_bytes / GB
             )
             items.add(("returned copy", value), copied, steps[storages.forward[root].born], steps[-1])
+
+
+def _widen(spans: dict[_Key, tuple[int, int]], key: _Key, start: int, end: int) -> None:
+    """Let the span of that key cover these positions too."""
+    first, last = spans.get(key, (start, end))
+    spans[key] = (min(first, start), max(last, end))

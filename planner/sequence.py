@@ -36,8 +36,7 @@ def with_layouts(formulation: Formulation, values: Sequence[float]) -> Bounds:
 
 def everything_kept(formulation: Formulation) -> Bounds:
     """Bounds under which nothing is recomputed or moved."""
-    moved = (*formulation.host.values(), *formulation.host_parameters.values())
-    bounds: Bounds = dict.fromkeys(moved, (0.0, 0.0))
+    bounds: Bounds = dict.fromkeys(formulation.hosted, (0.0, 0.0))
     for choice in formulation.fates.values():
         state = State.DROP if State.DROP in choice.counts else State.KEEP
         bounds[choice.counts[state]] = (float(choice.multiplicity), float(choice.multiplicity))

@@ -73,6 +73,10 @@ class _Lying(Away):
         self.memory = bytes_of(x)
 
 
+def _on_host(h: HostCopy | Tensor) -> HostCopy | _Lying:
+    return _Lying(h) if isinstance(h, Tensor) else h
+
+
 class Reload:
     """A device tensor that is being written from another tier: the value of `tier.reload`."""
 
@@ -126,7 +130,7 @@ class CpuCopies:
         return host
 
     def reload(self, h: HostCopy | Tensor) -> Reload:
-        source = _Lying(h) if isinstance(h, Tensor) else h
+        source = _on_host(h)
         back = Reload(source, source.fresh(self._device))
         back.done = self._submit(bytes_of(back.tensor), source.memory)
         return back
@@ -167,7 +171,7 @@ class CudaCopies:
         return host
 
     def reload(self, h: HostCopy | Tensor) -> Reload:
-        source = _Lying(h) if isinstance(h, Tensor) else h
+        source = _on_host(h)
         back = _CudaReload(source, source.fresh(self._device), self._in)
         # The copy out may still be on its way; its stream knows.
         self._in.wait_stream(self._out)

@@ -20,11 +20,12 @@ from shardwright.runtime.host_pool import HostPool
 from shardwright.runtime.module import install
 from shardwright.runtime.optimizer import TieredOptimizer, optimizer
 from shardwright.runtime.parameters import whole
+from shardwright.runtime.ranks import RankPool
 from shardwright.runtime.session import find_session
 
 __all__ = [
     "BUCKETS", "KINDS", "NUM_LAYERS", "ROOM", "TIGHT", "WIDTH", "Chain", "backward", "chain", "chain_plan", "installed",
-    "peaks", "predicted", "rows", "same_bit_by_bit", "train",
+    "peaks", "predicted", "require_shards_foreseen", "rows", "same_bit_by_bit", "train",
 ]  # fmt: skip
 
 KINDS = [(torch.float32, "adamw-fused"), (torch.bfloat16, "adamw-master")]
@@ -151,3 +152,11 @@ def device_only(plan: Planned, name: str) -> tuple[Chain, torch.optim.Optimizer]
 def predicted(plan: Planned, name: str) -> Footprint:
     _, graph, decisions = plan
     return footprint(graph, optimizer_spec(name), StepKind.FUSED, decisions.tiers, block_bytes=1)
+
+
+def require_shards_foreseen(ranks: RankPool, plan: Planned) -> None:
+    """Of later steps the least: gloo's threads sometimes hold what they have sent a moment longer."""
+    foreseen = predicted(plan, "adamw-fused")
+    for (_, *later), host in ranks.run(peaks, plan, "adamw-fused", 4):
+        assert min(later) <= foreseen.peak_bytes <= 1.01 * min(later)
+        assert host <= foreseen.host_peak_bytes

@@ -14,8 +14,20 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.captured import Captured
 from shardwright.runtime.engines import Room
 from shardwright.runtime.module import install
+from shardwright.runtime.optimizer import optimizer
 
-__all__ = ["BATCH", "Net", "Planned", "batch", "built", "copied_state", "plain_steps", "planned", "planned_net"]
+__all__ = [
+    "BATCH",
+    "Net",
+    "Planned",
+    "batch",
+    "built",
+    "copied_state",
+    "plain_steps",
+    "planned",
+    "planned_net",
+    "same_when_tied",
+]
 
 BATCH = 8
 AT_REST: dict[str, Layout] = {
@@ -99,3 +111,18 @@ def plain_steps(net: nn.Module, optimizer: torch.optim.Optimizer, seeds: list[in
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def same_when_tied(late_plan: Planned, early_plan: Planned) -> None:
+    """Tied weights, whose gradient is final at the end, and a net that evaluates between steps."""
+    nets = [planned_net(plan, built(), optimizer="adamw-fused") for plan in (late_plan, early_plan)]
+    mades = [optimizer(net, torch.optim.AdamW, lr=1e-2) for net in nets]
+    for seed in range(3):
+        assert plain_steps(nets[0], mades[0], [seed]) == plain_steps(nets[1], mades[1], [seed])
+        outputs = []
+        for net in nets:
+            net.eval()
+            with torch.no_grad():
+                outputs.append(net(**batch(seed))["logits"])
+            net.train()
+        assert torch.equal(*outputs)

@@ -17,13 +17,13 @@ from tests.runtime.chain import (
     installed,
     peaks,
     predicted,
+    require_shards_foreseen,
     rows,
     same_bit_by_bit,
     train,
 )
 from tests.runtime.decided import batch_split
-from tests.runtime.planned_net import Planned, planned
-from tests.runtime.test_steps_in_backward import tied_and_buffered
+from tests.runtime.planned_net import Planned, planned, same_when_tied
 
 from shardwright.ir import Clip, Gather, InputKind, Mesh, PlanError, Schedule, Tier
 from shardwright.passes.pipeline import rank_graph
@@ -57,7 +57,7 @@ def test_on_two_ranks_it_is_the_same_bit_by_bit(two_ranks: RankPool, dtype: torc
 def test_tied_weights_are_the_same_bit_by_bit() -> None:
     captured, late_graph, decisions = planned(1, on_host=True)
     lying = replace(decisions, clip=Clip.NONE, parameters=decisions.tiers)
-    tied_and_buffered((captured, late_graph, decisions), (captured, rank_graph(captured.graph, lying), lying))
+    same_when_tied((captured, late_graph, decisions), (captured, rank_graph(captured.graph, lying), lying))
 
 
 @pytest.mark.parametrize(("dtype", "name"), KINDS)
@@ -71,12 +71,7 @@ def test_the_first_and_the_second_step_stay_within_the_predicted_peak(dtype: tor
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 def test_shards_stay_within_the_predicted_peak(two_ranks: RankPool) -> None:
-    """Of later steps the least: gloo's threads sometimes hold what they have sent a moment longer."""
-    plan = lying_plan(2)
-    foreseen = predicted(plan, "adamw-fused")
-    for (_, *later), host in two_ranks.run(peaks, plan, "adamw-fused", 4):
-        assert min(later) <= foreseen.peak_bytes <= 1.01 * min(later)
-        assert host <= foreseen.host_peak_bytes
+    require_shards_foreseen(two_ranks, lying_plan(2))
 
 
 def test_nearly_all_of_the_weights_leave_the_device() -> None:

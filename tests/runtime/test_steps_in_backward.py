@@ -21,11 +21,12 @@ from tests.runtime.chain import (
     installed,
     peaks,
     predicted,
+    require_shards_foreseen,
     rows,
     same_bit_by_bit,
     train,
 )
-from tests.runtime.planned_net import Planned, batch, built, plain_steps, planned, planned_net
+from tests.runtime.planned_net import Planned, planned, same_when_tied
 from torch import Tensor, nn
 
 from shardwright.ir import Clip, PlanError, ShardwrightError
@@ -68,13 +69,8 @@ def test_the_first_and_the_second_step_stay_within_the_predicted_peak(
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 def test_shards_stay_within_the_predicted_peak(two_ranks: RankPool) -> None:
-    """Of later steps the least: gloo's threads sometimes hold what they have sent a moment longer."""
     for clip in Clip:
-        plan = chain_plan(2, clip)
-        foreseen = predicted(plan, "adamw-fused")
-        for (_, *later), host in two_ranks.run(peaks, plan, "adamw-fused", 4):
-            assert min(later) <= foreseen.peak_bytes <= 1.01 * min(later)
-            assert host <= foreseen.host_peak_bytes
+        require_shards_foreseen(two_ranks, chain_plan(2, clip))
 
 
 def test_gradients_that_die_early_lower_the_peak() -> None:
@@ -217,25 +213,10 @@ def test_without_host_memory_for_what_is_staged_the_step_says_so() -> None:
     assert made.param_groups
 
 
-def tied_and_buffered(late_plan: Planned, early_plan: Planned) -> None:
-    """Tied weights, whose gradient is final at the end, and a net that evaluates between steps."""
-    nets = [planned_net(plan, built(), optimizer="adamw-fused") for plan in (late_plan, early_plan)]
-    mades = [optimizer(net, torch.optim.AdamW, lr=1e-2) for net in nets]
-    for seed in range(3):
-        assert plain_steps(nets[0], mades[0], [seed]) == plain_steps(nets[1], mades[1], [seed])
-        outputs = []
-        for net in nets:
-            net.eval()
-            with torch.no_grad():
-                outputs.append(net(**batch(seed))["logits"])
-            net.train()
-        assert torch.equal(*outputs)
-
-
 def test_tied_weights_step_the_same_bit_by_bit() -> None:
     captured, _, decisions = planned(1, on_host=True)
     plans = [
         (captured, rank_graph(captured.graph, replace(decisions, clip=clip)), replace(decisions, clip=clip))
         for clip in Clip
     ]
-    tied_and_buffered(*plans)
+    same_when_tied(*plans)
