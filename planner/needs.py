@@ -80,8 +80,8 @@ class _Finder:
         names = self.storages.forward
         self.known = {name for name in names if fold.group(name) == NO_GROUP or name in last_layers}
         self.most_starts = max(FEWEST_STARTS, min(MOST_STARTS, STARTS // max(len(self.known), 1)))
-        if self.moves:
-            self.known.update(name for name in names if fold.key(name) == name)
+        first_layers = {name for name in names if fold.key(name) == name}
+        self.known_in_layers = self.known | first_layers if self.moves else self.known
 
     def find(self) -> Needs:
         for name, life in reversed(list(self.storages.forward.items())):
@@ -93,7 +93,7 @@ class _Finder:
 
     def _find_starts(self, name: str, life: Life) -> None:
         children = [c for c in life.children if c in self.starts and _recomputable(self.storages.forward[c])]
-        asking = tuple(c for c in children if name in self.known and c in self.known)
+        asking = tuple(c for c in children if self._asks(name, c))
         sure = tuple(c for c in children if c not in asking)
         own = {*life.backward_uses, *(node for c in sure for node in self.starts[c])}
         if not own and not asking:
@@ -103,6 +103,12 @@ class _Finder:
         self.starts[name] = _thinned(sorted(sooner | ({first} if own else set())), self.most_starts)
         self.certain.update([name] if own else [])
         self.sure[name], self.asking[name] = sure, asking
+
+    def _asks(self, name: str, child: str) -> bool:
+        """Whether the program knows that the child is recomputed from it. What the first layer reads from outside is
+        needed for it even where the last is not recomputed, or else dropped."""
+        is_inside = self.space.fold.group(name) == self.space.fold.group(child)
+        return {name, child} <= (self.known_in_layers if is_inside else self.known)
 
     def _steps(self) -> tuple[tuple[int, ...], dict[tuple[str, int], int]]:
         """Of nodes; of making a storage for a node."""
