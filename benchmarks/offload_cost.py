@@ -146,7 +146,11 @@ def main() -> None:
     torch.set_num_threads(1)
     for num_ranks in map(int, given.ranks.split(",")):
         for model_name in given.models.split(","):
-            pair = prepare(model_name, num_ranks)
+            try:
+                pair = prepare(model_name, num_ranks)
+            except PlanError as error:
+                print(f"{model_name}, {num_ranks} ranks: {error}", flush=True)
+                continue
             case = Case(model_name, pair.stored, (), given.rounds, {}, given.fresh_memory)
             with RankPool(num_ranks) as pool:
                 results = pool.run(run_case, case, timeout_seconds=TIME_LIMIT_SECONDS)[0]
