@@ -29,7 +29,6 @@ from shardwright.ir import (
     Decisions,
     Fate,
     InfeasibleError,
-    PlanError,
     StoredPlan,
     UserRules,
     format_size,
@@ -61,8 +60,8 @@ class Pair:
     """To the host in a step, by one rank; as much comes back."""
 
 
-def prepare(model_name: str, num_ranks: int) -> Pair:
-    """Raises PlanError where nothing can be moved without being waited for."""
+def prepare(model_name: str, num_ranks: int) -> Pair | None:
+    """None where nothing can be moved without being waited for."""
     model = MODELS[model_name]
     torch.manual_seed(0)
     batch = dict(model.batch(torch.Generator().manual_seed(0)))
@@ -75,6 +74,8 @@ def prepare(model_name: str, num_ranks: int) -> Pair:
     request, decisions = problem.request, found.chosen.decisions
     kept = evaluate(KEPT, request.graph, replace(decisions, fates={}), request.machine, budget)
     offloaded = _hidden(decisions, problem)
+    if offloaded is None:
+        return None
     stored = {one.name: _stored(problem, found, one) for one in (kept, offloaded)}
     ranked = rank_graph(request.graph, offloaded.decisions)
     moved = [node.operands[0] for node in ranked.nodes if node.op == "tier.offload"]
@@ -91,7 +92,7 @@ def _smallest(problem: Problem) -> Found:
         return searching.under(error.smallest_bytes)
 
 
-def _hidden(decisions: Decisions, problem: Problem) -> Candidate:
+def _hidden(decisions: Decisions, problem: Problem) -> Candidate | None:
     """With the moves whose copies are not waited for. What is made last has the shortest window."""
     request, budget = problem.request, Budget(PLENTY, PLENTY)
     born = find_storages(request.graph, {}).forward
@@ -102,7 +103,7 @@ def _hidden(decisions: Decisions, problem: Problem) -> Candidate:
         if found.replay.exposed_copy_seconds <= HIDDEN * found.replay.step_seconds:
             return found
         moved.pop()
-    raise PlanError(f"expected something to move that nobody waits for, found nothing in {request.graph.name}")
+    return None
 
 
 def _stored(problem: Problem, found: Found, candidate: Candidate) -> StoredPlan:
@@ -146,10 +147,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for num_ranks in map(int, given.ranks.split(",")):
         for model_name in given.models.split(","):
-            try:
-                pair = prepare(model_name, num_ranks)
-            except PlanError as error:
-                print(f"{model_name}, {num_ranks} ranks: {error}", flush=True)
+            pair = prepare(model_name, num_ranks)
+            if pair is None:
+                print(f"{model_name}, {num_ranks} ranks: nothing can be moved without being waited for", flush=True)
                 continue
             case = Case(model_name, pair.stored, (), given.rounds, {}, given.fresh_memory)
             with RankPool(num_ranks) as pool:

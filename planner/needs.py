@@ -2,7 +2,8 @@
 
 Whether another is recomputed is known one by one for storages outside layers and of the last layer of a class
 (`fates`). Of other layers whatever may be recomputed counts as recomputed; but where storages may leave the device, so
-that the first layer may hold as much as the last, it counts as recomputed where the last is.
+that the first layer may hold as much as the last, it counts as recomputed where the last is, but for what it is made
+from outside its class.
 
 Before a node runs, what it needs is made again, a storage after the other. So time goes on in steps: a step for every
 node, and before it one for every storage that may have to be made again for it, in the order of forward.
@@ -105,8 +106,8 @@ class _Finder:
         self.sure[name], self.asking[name] = sure, asking
 
     def _asks(self, name: str, child: str) -> bool:
-        """Whether the program knows that the child is recomputed from it. What the first layer reads from outside is
-        needed for it even where the last is not recomputed, or else dropped."""
+        """Whether the program knows if the child is recomputed from it. The first layer may be where the last is not:
+        what it reads from outside is needed then, and dropped where it is not recomputed (`fates.chain`)."""
         is_inside = self.space.fold.group(name) == self.space.fold.group(child)
         return {name, child} <= (self.known_in_layers if is_inside else self.known)
 

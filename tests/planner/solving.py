@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 
+import torch
 from tests.planner.small_graphs import TableRules
 from tests.zoo.models import ZOO
 
@@ -29,9 +30,10 @@ def known_rules() -> DTensorRules:
 
 
 @cache
-def captured(name: str) -> Graph:
+def captured(name: str, dtype: torch.dtype | None = None) -> Graph:
+    """In the dtype that the model comes in unless told otherwise."""
     module, args, kwargs = ZOO[name]()
-    return capture(module, args, kwargs).keeping(()).graph
+    return capture(module.to(dtype) if dtype else module, args, kwargs).keeping(()).graph
 
 
 def formulated(

@@ -1,10 +1,10 @@
 """Fates: which states a storage may be in, chains, host capacity, and what a tighter budget does."""
 
 import pytest
+import torch
 from tests.planner.small_graphs import ONE, TENSOR_BYTES, FixedPrices, machine, square_graph
 from tests.planner.solving import captured, formulated, known_rules, peak_bytes, smallest_bytes, solved
 from tests.zoo.machines import compute_bound
-from tests.zoo.models import ZOO
 
 from shardwright.ir import Fate, Mesh, Tier
 from shardwright.passes.analytical import AnalyticalPrices
@@ -13,7 +13,6 @@ from shardwright.planner.decode import decode
 from shardwright.planner.fates import FateOptions, State
 from shardwright.planner.formulation import Machine
 from shardwright.planner.linear import Status, solve
-from shardwright.runtime.capture import capture
 
 TWO = Mesh(("x",), (2,))
 CHAIN = square_graph(
@@ -126,8 +125,7 @@ def test_a_tighter_budget_never_costs_less_and_bounds_stay_below(host_bytes: int
 def test_no_layer_recomputes_from_what_the_layer_before_dropped() -> None:
     """In bfloat16 backward reads a layer's output only to make the next layer's cast of it again. Of two layers, both
     casts are made again: the output of the last may be dropped, that of the first may not."""
-    module, args, kwargs = ZOO["llama"]()
-    graph, cluster = capture(module.bfloat16(), args, kwargs).keeping(()).graph, compute_bound(1)
+    graph, cluster = captured("llama", torch.bfloat16), compute_bound(1)
     modelled = Machine(cluster, AnalyticalPrices(cluster), optimizer_spec("adamw"), 0)
     formulation = formulated(graph, ONE, modelled, FateOptions(), rules=known_rules())
     cast = formulation.fates["model.layers.0.input_layernorm/to_copy"].counts[State.RECOMPUTE]

@@ -2,12 +2,12 @@
 
 import random
 
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as draw
 from tests.planner.small_graphs import ONE, graphs, machine
-from tests.planner.solving import formulated, known_rules, peak_bytes
+from tests.planner.solving import captured, formulated, known_rules, peak_bytes
 from tests.rank_graphs import expected_peak_bytes
-from tests.zoo.models import ZOO
 
 from shardwright.ir import Graph
 from shardwright.passes.lower import lower
@@ -15,7 +15,6 @@ from shardwright.planner.decode import decode
 from shardwright.planner.fates import FateOptions, State
 from shardwright.planner.linear import solve
 from shardwright.planner.memory_rows import Items
-from shardwright.runtime.capture import capture
 
 SPANS = draw.lists(draw.tuples(draw.integers(0, 9), draw.integers(0, 9), draw.sampled_from("abc")), max_size=8)
 
@@ -69,9 +68,7 @@ def test_on_one_device_the_program_never_needs_more_than_the_rows_say(graph: Gra
 def test_what_the_first_layer_alone_is_recomputed_from_counts() -> None:
     """In bfloat16 backward reads a layer's input only to make its casts again: here those of the first of two layers,
     from the embedding, while the second's wait on the host."""
-    module, args, kwargs = ZOO["llama"]()
-    graph = capture(module.bfloat16(), args, kwargs).keeping(()).graph
-    options = FateOptions(offload=True)
+    graph, options = captured("llama", torch.bfloat16), FateOptions(offload=True)
     formulation = formulated(graph, ONE, machine(1, host_bytes=10**9), options, rules=known_rules())
     cast = formulation.fates["model.layers.0.input_layernorm/to_copy"].counts
     once = {cast[State.RECOMPUTE]: (1.0, 1.0), cast[State.OFFLOAD]: (1.0, 1.0)}
