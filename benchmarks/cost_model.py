@@ -40,7 +40,7 @@ def cluster(
 ) -> AnalyticalPrices:
     """Public peaks of a device (vendor), its best-shape matmul fraction (ml-engineering's search), its link."""
     device = Device("cuda", 80 * 10**9, bandwidth, {"bf16": peak}, efficiency, launch, 512, False)
-    host = Host(10**12, 25e9, 1e-5, 2**20, 1e9)
+    host = Host(10**12, 25e9, 1e-5, 2**20, 1e9, 1.0)
     return AnalyticalPrices(Cluster("", 4, ranks, device, intra, Link(45e9, 14e-6, 1.0), host))
 
 

@@ -49,6 +49,9 @@ class Host:
     smallest_offload_bytes: int
     optimizer_elements_per_second: float
     """Adam steps of the host, elements per second and rank."""
+    overlap: float
+    """Share of the host's work, copies and optimizer steps, that can hide behind compute: 1 beside an accelerator; a
+    CPU's ranks compute on the same cores and memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "device": ("kind", "memory", "memory_bandwidth", "matmul_efficiency", "launch", "block", "measured", "flops"),
     "intra": ("bandwidth", "latency", "overlap"),
     "inter": ("bandwidth", "latency", "overlap"),
-    "host": ("memory", "copy_bandwidth", "copy_latency", "smallest_offload", "optimizer_rate"),
+    "host": ("memory", "copy_bandwidth", "copy_latency", "smallest_offload", "optimizer_rate", "overlap"),
     "disk": ("capacity", "write_bandwidth", "read_bandwidth", "latency", "path"),
 }
 """The keys of every table."""
@@ -82,6 +82,7 @@ def parse_cluster(text: str, path: str = "<cluster>") -> Cluster:
             copy_latency_seconds=host.seconds("copy_latency"),
             smallest_offload_bytes=host.size("smallest_offload"),
             optimizer_elements_per_second=host.rate("optimizer_rate", "element"),
+            overlap=host.fraction("overlap", zero=True),
         ),
         disk=_disk(root.table("disk")) if "disk" in root.keys else None,
     )
@@ -113,6 +114,7 @@ def print_cluster(cluster: Cluster) -> str:
         f'copy_latency = "{exact_seconds(host.copy_latency_seconds)}"',
         f'smallest_offload = "{exact_size(host.smallest_offload_bytes)}"',
         f'optimizer_rate = "{host.optimizer_elements_per_second!r}element/s"',
+        f"overlap = {host.overlap!r}",
         *_disk_lines(cluster.disk),
     ]
     return "\n".join(lines) + "\n"
@@ -146,6 +148,8 @@ def _cpu_cluster(num_ranks: int) -> Cluster:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # gloo's threads mostly wait, so they hide beside compute, but less where ranks already share their cores.
     link = replace(one.intra, overlap=one.intra.overlap * min(1.0, cores / num_ranks))
+    # A copy, or a step of the host, keeps a core busy: it hides on those that no rank computes on.
+    overlap = one.host.overlap * min(1.0, max(0.0, cores / num_ranks - 1.0))
     return replace(
         one,
         name=f"cpu:{num_ranks}",
@@ -153,7 +157,7 @@ def _cpu_cluster(num_ranks: int) -> Cluster:
         intra=link,
         inter=link,
         device=replace(one.device, memory_bytes=each),
-        host=replace(one.host, memory_bytes=each),
+        host=replace(one.host, memory_bytes=each, overlap=overlap),
         disk=one.disk and replace(one.disk, capacity_bytes=_free_disk_bytes() // num_ranks),
     )
 

@@ -10,9 +10,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from shardwright.ir import Graph, GraphError, Node, Tier
+from shardwright.ir.cluster import Host
+from shardwright.passes.prices import Prices
 
 __all__ = [
-    "CHUNK_BYTES", "DISK_BLOCK_BYTES", "NUM_BUFFERS", "buffer_bytes", "copied_to", "on_host", "slot_bytes", "tier_of",
+    "CHUNK_BYTES", "DISK_BLOCK_BYTES", "NUM_BUFFERS", "buffer_bytes", "copied_to", "lost_seconds", "on_host",
+    "slot_bytes", "tier_of",
 ]  # fmt: skip
 
 DISK_BLOCK_BYTES: Final = 4096
@@ -48,6 +51,11 @@ def on_host(graph: Graph) -> frozenset[str]:
 def copied_to(graph: Graph, tier: Tier) -> tuple[Node, ...]:
     """The offloads to a tier, in order."""
     return tuple(node for node in graph.nodes if node.op == "tier.offload" and tier_of(graph, node) is tier)
+
+
+def lost_seconds(prices: Prices, host: Host, num_bytes: int) -> float:
+    """Of compute, to a copy to or from any tier, however well it hides: the bytes pass through the host's memory."""
+    return (1.0 - host.overlap) * prices.copy_seconds(num_bytes)
 
 
 def slot_bytes(num_bytes: int) -> int:

@@ -2,16 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from shardwright.ir import DTYPE_BYTES, TensorType
 from shardwright.passes.optimizers import OptimizerSpec
 from shardwright.passes.prices import Prices
 
-__all__ = ["HOST_OVERLAP", "HostSeconds", "StepPrices"]
-
-HOST_OVERLAP: Final = {"cpu": 0.0}
-"""By device kind, share of a step on the host that can hide behind compute: 1 but where the host is the device."""
+__all__ = ["HostSeconds", "StepPrices"]
 
 
 @dataclass(frozen=True, slots=True)

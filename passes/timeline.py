@@ -5,25 +5,25 @@ Needs a rank graph, `Prices` and the cluster's links. Gives seconds from the sta
 There is one compute stream, one stream per mesh axis, one for copies to the host and one back, and one for the disk,
 which reads or writes. Compute runs its nodes in graph order. A start is queued on its stream when compute reaches it
 and runs when what was queued before is done. A wait holds compute until the start is done, and at least for the share
-of it that the link cannot hide: what compute lost while it ran, to cores or memory bandwidth shared with it.
+of it that link or host cannot hide: what compute lost while it ran, to cores or memory bandwidth shared with it.
 
 Optimizer steps in backward have the stream of the host. One starts when its gradient has been copied out; then the
 value is copied where it is needed, the parameter stepped, and the value copied back unless it lies there, one parameter
-after another. Where the host is the device, none of that can hide.
+after another.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwright.ir import Graph, GraphError, Mesh, Node, Phase, Tier
-from shardwright.ir.cluster import Cluster, Link
+from shardwright.ir.cluster import Cluster, Host, Link
 from shardwright.ir.ops import is_async_start, is_collective
 from shardwright.passes.collective_model import span_of
-from shardwright.passes.copies import on_host, tier_of
+from shardwright.passes.copies import lost_seconds, on_host, tier_of
 from shardwright.passes.node_prices import NodePrices
 from shardwright.passes.optimizers import OptimizerSpec
 from shardwright.passes.prices import Prices
-from shardwright.passes.step_prices import HOST_OVERLAP, StepPrices
+from shardwright.passes.step_prices import StepPrices
 
 __all__ = ["COMPUTE", "COPY_IN", "COPY_OUT", "DISK", "HOST", "Event", "Timeline", "axis_link", "phase_of", "timeline"]
 
@@ -78,8 +78,7 @@ def timeline(
     """Run the graph on a clock; `optimizer` is needed where the graph steps parameters itself."""
     overlaps = {axis: axis_link(cluster, mesh, axis).overlap for axis in mesh.axes}
     steps = None if optimizer is None else StepPrices(prices, optimizer)
-    overlaps[HOST] = HOST_OVERLAP.get(cluster.device.kind, 1.0)
-    clock = _Clock(NodePrices(graph, mesh, prices), overlaps, steps, on_host(graph))
+    clock = _Clock(NodePrices(graph, mesh, prices), overlaps, cluster.host, steps, on_host(graph))
     for node in graph.nodes:
         clock.step(node)
     return clock.read()
@@ -99,6 +98,8 @@ class _Flight:
 class _Clock:
     prices: NodePrices
     overlaps: Mapping[str, float]
+    """Of the links, by mesh axis."""
+    host: Host
     steps: StepPrices | None
     residents: frozenset[str]
     """Parameters that lie on the host."""
@@ -144,9 +145,15 @@ class _Clock:
         seconds = self.prices.move_seconds(node)
         begin = max(self.now, self.free.get(stream, 0.0))
         self.free[stream] = begin + seconds
-        lost = (1.0 - self.overlaps.get(stream, 1.0)) * seconds
-        self.flights[node.name] = _Flight(begin + seconds, lost, is_collective(node.op))
+        self.flights[node.name] = _Flight(begin + seconds, self._lost(node, seconds), is_collective(node.op))
         self.events.append(Event(stream, begin, begin + seconds, node.name, node.phase.value))
+
+    def _lost(self, node: Node, seconds: float) -> float:
+        """Of compute, to a start that takes so long."""
+        if is_collective(node.op):
+            return (1.0 - self.overlaps[str(node.args[1])]) * seconds
+        num_bytes = self.prices.graph.types[node.operands[0]].num_bytes
+        return lost_seconds(self.prices.prices, self.host, num_bytes)
 
     def _step(self, node: Node) -> None:
         if self.steps is None:
@@ -158,9 +165,9 @@ class _Clock:
         sent = self.free[COPY_OUT] = out + seconds.gradient_out
         begin = max(sent, self.free.get(HOST, 0.0))
         self.free[HOST] = begin + seconds.busy
-        lost = (1.0 - self.overlaps[HOST]) * seconds.busy
-        self.steps_under_way[node.name] = _Flight(begin + seconds.busy, lost, False)
-        self.flights[node.name] = _Flight(sent, 0.0, False)
+        share = 1.0 - self.host.overlap
+        self.steps_under_way[node.name] = _Flight(begin + seconds.busy, share * seconds.busy, False)
+        self.flights[node.name] = _Flight(sent, share * seconds.gradient_out, False)
         self.events.append(Event(COPY_OUT, out, sent, node.name, node.phase.value))
         self.events.append(Event(HOST, begin, begin + seconds.busy, node.name, node.phase.value))
 

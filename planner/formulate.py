@@ -19,8 +19,8 @@ import math
 from dataclasses import dataclass, field
 
 from shardwright.ir import DTYPE_BYTES, Clip, InputKind, Layout, Partial, Phase, Replicate, TensorType, Tier
-from shardwright.passes.copies import buffer_bytes, slot_bytes
-from shardwright.passes.step_prices import HOST_OVERLAP, StepPrices
+from shardwright.passes.copies import buffer_bytes, lost_seconds, slot_bytes
+from shardwright.passes.step_prices import StepPrices
 from shardwright.planner.fates import GB, MOVED, FateChoice, FateOptions, State, build_fates
 from shardwright.planner.flows import Terms, Version, add_terms, build_flows, is_parameter
 from shardwright.planner.formulation import Formulation, Machine
@@ -235,22 +235,24 @@ class _Writer:
         return static
 
     def _pay_host_seconds(self) -> None:
-        """In full where the host steps after backward, or is the device; else exposed >= host seconds - backward's."""
-        hides = self.machine.clip is Clip.NONE and HOST_OVERLAP.get(self.machine.cluster.device.kind, 1.0) > 0.0
-        if not hides or not self.host_seconds:
+        """In full where the host steps after backward; else what backward does not hide."""
+        if self.machine.clip is not Clip.NONE:
             add_terms(self.step_cost, self.host_seconds)
-            return
-        self._hide(self.host_seconds, Phase.BACKWARD)
+        elif self.host_seconds:
+            lost = add_terms({}, self.host_seconds, 1.0 - self.machine.cluster.host.overlap)
+            self._hide(self.host_seconds, lost, Phase.BACKWARD)
 
-    def _hide(self, seconds: Terms, phase: Phase) -> None:
-        """exposed >= seconds - compute of the phase; hidden ones cost a little, so that nothing moves for nothing."""
+    def _hide(self, seconds: Terms, lost: Terms, phase: Phase) -> None:
+        """What compute loses anyway is paid, and exposed >= seconds - lost - compute of the phase; hidden ones cost a
+        little, so that nothing moves for nothing."""
         exposed = self.model.variable(math.inf)
-        row = add_terms({exposed: 1.0}, seconds, -MS)
+        row = add_terms(add_terms({exposed: 1.0}, seconds, -MS), lost, MS)
         for region, compute in self.region_compute.items():
             if region[0] is phase:
                 add_terms(row, compute, MS)
         self.model.row(row, 0.0)
         self.cost[exposed] = 1.0 / MS
+        add_terms(self.cost, lost)
         add_terms(self.cost, seconds, HIDDEN_WEIGHT)
 
     def _state(self, unit: Unit, variable: int, local: TensorType, static: Terms) -> Terms:
@@ -312,23 +314,28 @@ class _Writer:
         """Copies of activations hide behind compute of their phase, those of each tier by themselves: the host has a
         way out and one back, the disk either writes or reads, in forward or in backward. The rest stalls. Parameters
         come in on the way back, in both phases."""
+        share = 1.0 - self.machine.cluster.host.overlap
         if fetches := self.fetch_seconds[Phase.FORWARD]:
-            self._hide(fetches, Phase.FORWARD)
+            self._hide(fetches, add_terms({}, fetches, share), Phase.FORWARD)
         for state in MOVED:
             for phase in Phase:
-                seconds = self._copy_seconds(state, phase)
+                seconds, lost = self._copy_seconds(state, phase)
                 if state is State.OFFLOAD and phase is Phase.BACKWARD:
                     add_terms(seconds, self.fetch_seconds[phase])
+                    add_terms(lost, self.fetch_seconds[phase], share)
                 if seconds:
-                    self._hide(seconds, phase)
+                    self._hide(seconds, lost, phase)
 
-    def _copy_seconds(self, state: State, phase: Phase) -> Terms:
-        seconds: Terms = {}
+    def _copy_seconds(self, state: State, phase: Phase) -> tuple[Terms, Terms]:
+        """Of the copies, and of what compute loses to them."""
+        prices, host = self.machine.prices, self.machine.cluster.host
+        seconds, lost = Terms(), Terms()
         for fate in self.fates.values():
             for share, size in zip(fate.shares.get(state, ()), fate.class_bytes, strict=False):
-                one = self.machine.prices.copy_seconds(size, MOVED[state], phase is Phase.BACKWARD)
+                one = prices.copy_seconds(size, MOVED[state], phase is Phase.BACKWARD)
                 add_terms(seconds, share, one * fate.multiplicity)
-        return seconds
+                add_terms(lost, share, lost_seconds(prices, host, size) * fate.multiplicity)
+        return seconds, lost
 
     def _capacities(self) -> None:
         """What lies on the host, buffers of the disk included where something is spilled, while activations do and when

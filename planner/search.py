@@ -225,7 +225,7 @@ class Search:
         order = sorted((m for m, bound in self.bounds.items() if bound < math.inf), key=lambda m: self.bounds[m])
         for number, mesh in enumerate(order):
             if number == 0 or self.bounds[mesh] < self._best_objective() * (1 - self.request.gap):
-                self._solve_mesh(mesh, self._remaining() / (len(order) - number))
+                self._solve_mesh(mesh, self._remaining() / (len(order) - number), {})
         self._try_sequence()
 
     def _relaxed(self, mesh: Mesh, device_bytes: float) -> float:
@@ -240,30 +240,42 @@ class Search:
         return math.inf if solution.status is Status.INFEASIBLE else max(solution.bound, 0.0) / 1e3
 
     def _try_sequence(self) -> None:
-        """Where memory binds, layouts alone and then their fates, on the mesh of the best plan."""
-        found = best(self.pool) if self.pool else None
-        if found is None or not (found.decisions.fates or found.decisions.tiers):
+        """Where memory binds, layouts alone, on the mesh that is best for that, and then their fates."""
+        if not self._memory_binds():
             return
-        formulation = self.formulations[found.decisions.mesh]
-        solution = layouts_alone(
-            formulation,
+        promising = [mesh for mesh, bound in self.bounds.items() if bound < self._best_objective()]
+        alone = [(mesh, self._layouts_alone(mesh, self._remaining() / 2 / len(promising))) for mesh in promising]
+        with_values = [(mesh, solution) for mesh, solution in alone if solution.values]
+        if not with_values:
+            return
+        mesh, solution = min(with_values, key=lambda item: item[1].objective)
+        self._solve_mesh(mesh, self._remaining(), with_layouts(self.formulations[mesh], solution.values))
+
+    def _memory_binds(self) -> bool:
+        """Whether the best plan pays for memory, or something faster does not fit."""
+        if not self.pool:
+            return False
+        found = best(self.pool)
+        pays = bool(found.decisions.fates or found.decisions.tiers)
+        return pays or any(not c.fits and c.objective_seconds < found.objective_seconds for c in self.pool)
+
+    def _layouts_alone(self, mesh: Mesh, seconds: float) -> Solution:
+        return layouts_alone(
+            self.formulations[mesh],
             self.budget.device_bytes,
-            time_limit_seconds=self._remaining() / 2,
+            time_limit_seconds=seconds,
             relative_gap=self.request.gap,
         )
-        if not solution.values or decode(formulation, solution.values).layouts == found.decisions.layouts:
-            return
-        self._refine(found.decisions.mesh, self._remaining(), with_layouts(formulation, solution.values))
 
     def _best_objective(self) -> float:
         return min((c.objective_seconds for c in self.pool if c.fits), default=math.inf)
 
-    def _solve_mesh(self, mesh: Mesh, seconds: float) -> None:
-        """With everything allowed; then, where replay finds that copies do not hide, with all parameters on the device,
-        with no activations moved to host or disk, and with nothing moved."""
+    def _solve_mesh(self, mesh: Mesh, seconds: float, bounds: Bounds) -> None:
+        """With everything allowed that the bounds leave; then, where replay finds that copies do not hide, with all
+        parameters on the device, with no activations moved to host or disk, and with nothing moved."""
         moving, deadline = _moving(self.formulations[mesh]), time.monotonic() + seconds
-        found = self._refine(mesh, seconds / 2 if any(moving) else seconds, {})
-        fixed: Bounds = {}
+        found = self._refine(mesh, seconds / 2 if any(moving) else seconds, bounds)
+        fixed = {**bounds}
         for number, variables in enumerate(moving):
             if variables and any(_stalls(candidate, self.request.gap) for candidate in found):
                 fixed.update(dict.fromkeys(variables, (0.0, 0.0)))

@@ -47,7 +47,7 @@ class LinkCurves:
     meetings: dict[int, float]
     """Group size to the seconds that every collective between pieces of compute costs beyond that."""
     copies: Curve
-    """Mean of a copy into pooled host memory and one back into fresh memory, by bytes."""
+    """Mean of a copy into pooled host memory and one back into fresh memory, by bytes, of what is in no cache."""
     adam: Curve
     """A fused AdamW step on float32, by elements of one parameter among several."""
     matmul_contention: float
@@ -63,7 +63,7 @@ class LinkCurves:
         """As rows for the database; `from_points` is the inverse."""
         named = {f"{kind} group={size}": curve for (kind, size), curve in self.collectives.items()}
         named |= {f"meeting group={size}": Curve((1,), (seconds,)) for size, seconds in self.meetings.items()}
-        named |= {"copy": self.copies, "adam": self.adam}
+        named |= {"cold copy": self.copies, "adam": self.adam}
         named |= {"matmul contention": Curve((1,), (self.matmul_contention,))}
         named |= {"memory contention": Curve((1,), (self.memory_contention,))}
         return tuple(
@@ -85,14 +85,14 @@ class LinkCurves:
             f"{kind} group={size}": (kind, size) for kind in COLLECTIVE_KINDS for size in group_sizes_of(num_ranks)
         }
         meetings = {f"meeting group={size}": size for size in group_sizes_of(num_ranks)}
-        wanted = {*groups, *meetings, "copy", "adam", "matmul contention", "memory contention"}
+        wanted = {*groups, *meetings, "cold copy", "adam", "matmul contention", "memory contention"}
         if not wanted <= curves.keys():
             return None
         return cls(
             num_ranks,
             {key: curves[name] for name, key in groups.items()},
             {size: curves[name].seconds[0] for name, size in meetings.items()},
-            curves["copy"],
+            curves["cold copy"],
             curves["adam"],
             curves["matmul contention"].seconds[0],
             curves["memory contention"].seconds[0],

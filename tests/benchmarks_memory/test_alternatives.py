@@ -96,6 +96,14 @@ def test_a_smaller_share_of_the_budget_splits_parameters() -> None:
 
 
 @pytest.mark.study
+def test_the_joint_plan_is_no_slower_than_layouts_first_and_fates_afterwards() -> None:
+    search, _ = loosely()
+    sequence = outcomes()["sequence"].candidate
+    assert sequence is not None
+    assert search.under(tight_bytes()).chosen.replay.step_seconds <= sequence.replay.step_seconds * (1 + 1e-6)
+
+
+@pytest.mark.study
 def test_greedy_moves_no_more_than_it_must() -> None:
     found, request = outcomes()["greedy offload"].candidate, problem().request
     assert found is not None

@@ -58,6 +58,15 @@ def test_cpu_ranks_divide_this_machine() -> None:
     assert (cluster.num_ranks, cluster.device.block_bytes, cluster.device.measured) == (4, 1, True)
 
 
+@pytest.mark.parametrize(("ranks", "share"), [(1, 1.0), (2, 1.0), (3, 1 / 3), (4, 0.0), (8, 0.0)])
+def test_copies_hide_on_the_cores_that_no_rank_computes_on(
+    ranks: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    free = load_cluster("cpu:1").host.overlap
+    assert load_cluster(f"cpu:{ranks}").host.overlap == pytest.approx(share * free)
+
+
 @pytest.mark.parametrize("name", ["h100x9", "cpu:0", "cpu:-1", "cpu", ""])
 def test_an_unknown_name_lists_the_presets(name: str) -> None:
     with pytest.raises(ClusterError, match=r"one of h100x8, .*cpu:N"):

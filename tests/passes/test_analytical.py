@@ -19,7 +19,7 @@ A100 = Cluster(
     device=Device("cuda", 80 * 10**9, 2.039e12, {"bf16": 312e12, "f32": 19.5e12}, 0.87, 5e-6, 512, False),
     intra=Link(235e9, 3.4e-6, 1.0),
     inter=Link(22.5e9, 14e-6, 1.0),
-    host=Host(10**11, 25e9, 1e-5, 2**20, 5e8),
+    host=Host(10**11, 25e9, 1e-5, 2**20, 5e8, 1.0),
 )
 PRICES = AnalyticalPrices(A100)
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

@@ -13,6 +13,7 @@ from shardwright.ir import Graph, GraphError, InputKind, Mesh, Node, Phase, Sche
 from shardwright.ir.cluster import Cluster, Device, Host, Link
 from shardwright.ir.ops import aliased_operand
 from shardwright.ir.parse import parse_graph
+from shardwright.passes.copy_room import CopyRoom
 from shardwright.passes.host_steps import HostSteps
 from shardwright.passes.lifetimes import lifetimes
 from shardwright.passes.optimizers import StepKind, optimizer_spec
@@ -25,11 +26,11 @@ BLOCK = 64
 LINK = Link(1.0, 0.0, 1.0)
 
 
-def cluster(overlap: float = 1.0, ranks_per_node: int = 4) -> Cluster:
+def cluster(overlap: float = 1.0, ranks_per_node: int = 4, host_overlap: float = 1.0) -> Cluster:
     device = Device("cpu", 2**30, 1.0, {"f32": 1.0}, 1.0, 0.0, BLOCK, False)
     inter = replace(LINK, overlap=overlap / 2)
     return Cluster("test", 4 // ranks_per_node, ranks_per_node, device, replace(LINK, overlap=overlap), inter,
-                   Host(2**30, 1.0, 0.0, 0, 1.0))  # fmt: skip
+                   Host(2**30, 1.0, 0.0, 0, 1.0, host_overlap))  # fmt: skip
 
 
 @dataclass
@@ -172,6 +173,23 @@ def test_a_copy_to_the_host_counts_there_until_it_is_read_back() -> None:
     curve = found.footprint.host_curve_bytes
     assert {position for position, value in enumerate(curve) if value} == set(range(begin, end + 1))
     assert found.exposed_copy_seconds == 6
+
+
+def test_compute_loses_what_the_host_does_not_hide_of_a_copy_by_hand() -> None:
+    """The copies take 3 each way, and both are waited for at once; with room, one of them hides behind a layer."""
+    at_once = layer_graph([Layer("replicated", offload=True), Layer("replicated")])
+    for graph, expected in ((at_once, [6, 6, 6]), (CopyRoom(2**20).run(at_once), [3, 4.5, 6])):
+        found = [run(graph, machines=cluster(host_overlap=share)) for share in (1.0, 0.5, 0.0)]
+        assert [one.exposed_copy_seconds for one in found] == expected
+
+
+def test_compute_loses_to_a_copy_on_disk_what_it_loses_to_one_on_the_host() -> None:
+    graphs = [
+        CopyRoom(2**20).run(layer_graph([Layer("replicated", offload=True, disk=disk), *[Layer("replicated")] * 3]))
+        for disk in (False, True)
+    ]
+    on_host, on_disk = (run(graph, machines=cluster(host_overlap=0.0)) for graph in graphs)
+    assert on_host.exposed_copy_seconds == on_disk.exposed_copy_seconds == 6
 
 
 def test_a_copy_on_disk_counts_there_in_whole_blocks_and_its_buffers_on_the_host_all_along() -> None:

@@ -133,7 +133,8 @@ class _Judge:
             sizes = [self.local(v).num_bytes for v in self.with_fate(fate)]
             for phase, seconds in compute.items():
                 copies = sum(self.prices.copy_seconds(size, tier, phase is Phase.BACKWARD) for size in sizes)
-                total += max(0.0, copies - seconds) + HIDDEN * copies if copies else 0.0
+                lost = (1 - self.machine.cluster.host.overlap) * sum(map(self.prices.copy_seconds, sizes))
+                total += max(0.0, copies - lost - seconds) + lost + HIDDEN * copies if copies else 0.0
         return total + self.optimizer_seconds()
 
     def move_seconds(self, value: str, layout: Layout) -> float:

@@ -105,10 +105,10 @@ class FixedPrices:
         return num_elements * self.element_seconds * (4 if on_host else 1)
 
 
-def cluster(num_ranks: int, overlap: float = 1.0) -> Cluster:
+def cluster(num_ranks: int, overlap: float = 1.0, host_overlap: float = 1.0) -> Cluster:
     device = Device("cpu", 2**34, 1e10, {"f32": 1e11}, 0.8, 1e-6, 1, False)
     link = Link(1e9, 1e-6, overlap)
-    return Cluster("small", 1, num_ranks, device, link, link, Host(2**34, 1e9, 1e-6, 1, 1e8))
+    return Cluster("small", 1, num_ranks, device, link, link, Host(2**34, 1e9, 1e-6, 1, 1e8, host_overlap))
 
 
 def machine(
@@ -118,10 +118,11 @@ def machine(
     host_bytes: int = 0,
     disk_bytes: int = 0,
     overlap: float = 1.0,
+    host_overlap: float = 1.0,
     optimizer: OptimizerSpec | None = None,
 ) -> Machine:
     spec = optimizer_spec("sgd") if optimizer is None else optimizer
-    return Machine(cluster(num_ranks, overlap), prices or FixedPrices(), spec, host_bytes, disk_bytes)
+    return Machine(cluster(num_ranks, overlap, host_overlap), prices or FixedPrices(), spec, host_bytes, disk_bytes)
 
 
 def square_graph(

@@ -146,11 +146,12 @@ def budgets(plans: list[Plan], steps: int) -> list[float]:
     graph=graphs((3, 5), (1, 3)),
     prices=PRICES,
     host_bytes=draw.sampled_from([0, 600, 10**6]),
+    host_overlap=draw.sampled_from([1.0, 0.6, 0.0]),
 )
 def test_fates_on_one_device_are_the_best_within_every_budget(
-    graph: Graph, prices: FixedPrices, host_bytes: int
+    graph: Graph, prices: FixedPrices, host_bytes: int, host_overlap: float
 ) -> None:
-    machines = machine(1, prices, host_bytes=host_bytes)
+    machines = machine(1, prices, host_bytes=host_bytes, host_overlap=host_overlap)
     formulation = formulated(graph, ONE, machines, FateOptions(offload=host_bytes > 0))
     plans = [plan for plan in every_plan(formulation, machines) if host_use(plan, graph) <= host_bytes]
     for budget in budgets(plans, 4):
@@ -167,12 +168,13 @@ def host_use(plan: Plan, graph: Graph) -> int:
     prices=PRICES,
     host_bytes=draw.sampled_from([100, BUFFERS, BUFFERS + 300, 10**6]),
     disk_bytes=draw.sampled_from([4096, 10**6]),
+    host_overlap=draw.sampled_from([1.0, 0.6]),
 )
 def test_fates_with_a_disk_are_the_best_within_every_budget(
-    graph: Graph, prices: FixedPrices, host_bytes: int, disk_bytes: int
+    graph: Graph, prices: FixedPrices, host_bytes: int, disk_bytes: int, host_overlap: float
 ) -> None:
     """A copy takes a block there, and the host has to hold the buffers as soon as there is one."""
-    machines = machine(1, prices, host_bytes=host_bytes, disk_bytes=disk_bytes)
+    machines = machine(1, prices, host_bytes=host_bytes, disk_bytes=disk_bytes, host_overlap=host_overlap)
     formulation = formulated(graph, ONE, machines, FateOptions(offload=True, spill_host_bytes=host_bytes))
     plans = [
         plan

@@ -18,7 +18,7 @@ HERE = Where(device_name(torch.device("cpu")), torch.__version__, 1)
 TWO_CPUS = Cluster(
     "cpu:2", 1, 2,
     Device("cpu", 2**33, 30e9, {"f32": 100e9}, 0.9, 3e-6, 64, True),
-    Link(1.5e9, 1e-4, 0.7), Link(1.5e9, 1e-4, 0.7), Host(2**33, 10e9, 1e-5, 2**16, 1e9),
+    Link(1.5e9, 1e-4, 0.7), Link(1.5e9, 1e-4, 0.7), Host(2**33, 10e9, 1e-5, 2**16, 1e9, 1.0),
 )  # fmt: skip
 CURVE = Curve((1_000, 1_000_000), (1e-4, 1e-2))
 LINKS = LinkCurves(2, {(kind, 2): CURVE for kind in COLLECTIVE_KINDS}, {2: 1e-3}, CURVE, CURVE, 1.5, 3.0)
