@@ -108,7 +108,7 @@ def _gib(*sizes: float) -> tuple[int, ...]:
 
 MODELS: Final = {
     "llama-8": StudyModel(
-        "Llama-like, 8 layers of width 2048, sequences of 4096", _llama, _tokens(4096), 128, 8, _gib(50, 40, 30, 20, 15)
+        "Llama-like, 8 layers of width 2048, sequences of 4096", _llama, _tokens(4096), 128, 8, _gib(50, 40, 35, 30, 25)
     ),
     "llama-8b": StudyModel(
         "Llama of 8 billion parameters, 32 layers, sequences of 8192", _llama_8b, _tokens(8192), 64, 1,
