@@ -10,7 +10,7 @@ from tests.planner.fast_host import fast_host
 from tests.planner.kept_word import require_kept
 from tests.planner.measured_step import measured_peak
 
-from shardwright.ir import InfeasibleError, PlanError, load_plan, parse_size
+from shardwright.ir import InfeasibleError, PlanError, format_size, load_plan, parse_size
 from shardwright.planner.api import plan
 from shardwright.planner.linear import Solution, Status
 from shardwright.runtime.capture import capture
@@ -72,6 +72,16 @@ def test_three_consumers_and_the_ways_out_are_named_with_sizes() -> None:
     assert any("ranks" in way for way in ways)
     with_plenty = str(refusal(1000, host=2**30))
     assert "raise --host" not in with_plenty and "--clip none" in with_plenty
+
+
+@pytest.mark.timeout(120)
+def test_it_says_when_not_even_parameters_gradients_and_state_fit() -> None:
+    """Half of each parameter, its gradient and AdamW's two moments on each of two ranks, and a count of steps."""
+    module, _ = build_decoder()
+    held = sum(4 * parameter.numel() * 4 // 2 + 4 for parameter in module.parameters())
+    said = f"parameters, gradients and optimizer state alone take {format_size(held)} of it"
+    assert said in str(refusal(1000)).splitlines()
+    assert "alone take" not in str(refusal(held + 10_000))
 
 
 @pytest.mark.timeout(120)
