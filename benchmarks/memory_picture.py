@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 __all__ = ["study_svg"]
 
 WIDTH, HEIGHT = 860, 520
-LEFT, RIGHT, TOP, BOTTOM = 78, 28, 48, 112
+LEFT, RIGHT, TOP, BOTTOM = 78, 28, 66, 112
 LEGEND_COLUMNS: Final = 4
 CEILING: Final = 1.6
-"""Steps longer than this times the joint plan's longest are drawn at the frame."""
+"""Steps longer than this times the joint plan's longest are triangles at the upper edge."""
+TRIANGLE: Final = 9
+"""Pixels from one to the next."""
 COLOURS: Final = ("#0969da", "#bc4c00", "#d4a72c", "#8250df", "#1a7f37", "#57606a", "#cf222e", "#bf3989")
 STYLE: Final = """
 text { font: 12px system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; fill: #24292f }
@@ -51,24 +53,28 @@ class _Picture:
         return cls(points, memory, Axis(low - room, high + room, HEIGHT - BOTTOM, TOP, SECONDS))
 
     def runs(self, number: int) -> list[list[tuple[float, float]]]:
-        """Pixels of one way to plan, broken where it has no plan."""
+        """Pixels of one way to plan, broken where it has no plan, or a longer step than is shown."""
         found: list[list[tuple[float, float]]] = [[]]
         for point in self.points:
-            entry = self._entry(point, number)
-            if entry.step_seconds is None:
+            seconds = self._entry(point, number).step_seconds
+            if seconds is None or seconds > self.time.high:
                 found.append([])
             else:
-                seconds = min(entry.step_seconds, self.time.high)
                 found[-1].append((self.memory.pixel(point.budget_bytes), self.time.pixel(seconds)))
         return [run for run in found if run]
+
+    def longer(self, number: int) -> list[float]:
+        """Where, in pixels from the left, one way to plan has longer steps than are shown."""
+        entries = [(point, self._entry(point, number).step_seconds) for point in self.points]
+        return [self.memory.pixel(p.budget_bytes) for p, s in entries if s is not None and s > self.time.high]
 
     @staticmethod
     def _entry(point: "Point", number: int) -> "Entry":
         return (point.joint, *point.rivals)[number]
 
 
-def study_svg(title: str, points: "Sequence[Point]") -> str:
-    """The text of the file."""
+def study_svg(title: str, setting: str, points: "Sequence[Point]") -> str:
+    """The text of the file; `setting`: what all points share, in a line below the title."""
     picture = _Picture.of(points)
     root = Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
     root.set("width", str(WIDTH))
@@ -77,6 +83,7 @@ def study_svg(title: str, points: "Sequence[Point]") -> str:
     SubElement(root, "style").text = STYLE
     SubElement(root, "rect", {"class": "paper", "width": str(WIDTH), "height": str(HEIGHT)})
     _text(root, LEFT, 24, title).set("class", "title")
+    _text(root, LEFT, 44, f"{setting}; triangles: longer than shown")
     _axes(root, picture)
     names = [entry.name for entry in (points[0].joint, *points[0].rivals)]
     for number in reversed(range(len(names))):  # the joint plan on top
@@ -109,6 +116,10 @@ def _series(root: Element, picture: _Picture, number: int) -> None:
         for x, y in run:
             size = "4.5" if number == 0 else "3"
             SubElement(root, "circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=size, fill=colour)
+    for x in picture.longer(number):
+        x += TRIANGLE * (number - len(COLOURS) + 1.5)  # side by side; the last two around the point
+        corners = f"{x - 4:.1f},{TOP + 4} {x + 4:.1f},{TOP + 4} {x:.1f},{TOP - 4}"
+        SubElement(root, "polygon", points=corners, fill=colour)
 
 
 def _legend(root: Element, number: int, name: str) -> None:

@@ -163,15 +163,18 @@ def main() -> None:
         budgets = [parse_size(text) for text in given.budgets.split(",")] if given.budgets else list(model.budgets)
         start = time.perf_counter()
         found = list(study(name, given.cluster, budgets, host, given.gap))
-        batch = f"batch {model.of_eight} in {model.micro_batches}"
-        heading = f"{name}: {model.title}, {batch}, {given.cluster}, host {format_size(host)}"
-        print(f"{heading}\n{table(found)}\n{verdict(found)}; {time.perf_counter() - start:.0f} s\n", flush=True)
+        micro = f" in {model.micro_batches} micro-batches" if model.micro_batches > 1 else ""
+        title = f"{name}: {model.title}"
+        setting = f"batch {model.of_eight}{micro}, {given.cluster}, host {format_size(host)}"
+        print(
+            f"{title}, {setting}\n{table(found)}\n{verdict(found)}; {time.perf_counter() - start:.0f} s\n", flush=True
+        )
         records += [asdict(point) for point in found]
         if given.json:
             given.json.write_text(json.dumps(records, indent=1))
         if given.pictures:
             given.pictures.mkdir(parents=True, exist_ok=True)
-            (given.pictures / f"memory-study-{name}.svg").write_text(study_svg(heading, found))
+            (given.pictures / f"memory-study-{name}.svg").write_text(study_svg(title, setting, found))
 
 
 if __name__ == "__main__":

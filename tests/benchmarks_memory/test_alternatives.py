@@ -126,5 +126,6 @@ def test_a_study_says_for_each_budget_what_is_better() -> None:
     text = table(found)
     assert all(name in text for name in outcomes())
     assert "strictly better" in verdict(found)
-    picture = ElementTree.fromstring(study_svg("title", found))
-    assert len(picture.findall(".//{*}path[@class='series']")) >= 8
+    picture = ElementTree.fromstring(study_svg("title", "setting", found))
+    drawn = len(picture.findall(".//{*}circle")) + len(picture.findall(".//{*}polygon"))
+    assert drawn == sum(e.step_seconds is not None for point in found for e in (point.joint, *point.rivals))
